@@ -1,0 +1,249 @@
+"""The records that go into the cache and come out of it.
+
+Records only: no torch, no waiting. Counts are in tokens unless the name says otherwise.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from aradix.errors import ConfigError
+from aradix.keys import RadixKey
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "CacheInitParams",
+    "CacheStats",
+    "EvictParams",
+    "EvictResult",
+    "FlushResult",
+    "InsertParams",
+    "InsertResult",
+    "MatchPrefixParams",
+    "MatchResult",
+    "NodeRef",
+]
+
+
+class NodeRef(NamedTuple):
+    """A place in the tree: the end of a prefix.
+
+    Args:
+        node_id: generation-tagged: ids are never used again, and trimming a node gives it a new one.
+        depth: tokens from the root to this place; inside the node or at its end.
+    """
+
+    node_id: int
+    depth: int
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheInitParams:
+    """How a cache is set up; all of it is checked at construction.
+
+    Args:
+        allocator: the `SlotAllocator` whose slots the cache owns.
+        page_size: tokens a page; the allocator's own.
+        disable: match nothing, publish nothing.
+        is_eagle: keys are looked up by bigrams (EAGLE): N tokens are N-1 bigrams.
+        eviction_policy: a name from `aradix.policies`, or an object with a `rank` method.
+        evict_unit: `"page"` trims as many pages as asked from the tail of the least valuable leaf; `"node"` takes
+            whole leaves.
+        low_watermark: fraction of the pool; below it the background evictor starts.
+        high_watermark: fraction of the pool; there it stops. 0 and 0 switch it off.
+        streams: the engine's streams; slots are reused only behind what these were doing when they came back.
+        waiters_keep_pins: what a lease waiting to be entered (`reserve=`) holds meanwhile: its prefix (fast where the
+            pool is roomy), or nothing (better where it is tight).
+        enable_kv_cache_events: record events for `take_events()`.
+        tree_core: `"auto"`, `"python"` or `"cpp"`.
+        clock: seconds, for ages and statistics; never for the order of eviction.
+
+    Raises:
+        ConfigError: a value that cannot work, with the value and what would.
+    """
+
+    allocator: Any
+    page_size: int = 1
+    disable: bool = False
+    is_eagle: bool = False
+    eviction_policy: Any = "lru"
+    evict_unit: Literal["page", "node"] = "page"
+    low_watermark: float = 0.05
+    high_watermark: float = 0.10
+    streams: tuple[Any, ...] = ()
+    waiters_keep_pins: bool = True
+    enable_kv_cache_events: bool = False
+    tree_core: Literal["auto", "python", "cpp"] = "auto"
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        if isinstance(self.page_size, bool) or not isinstance(self.page_size, int) or self.page_size < 1:
+            raise ConfigError(f"page_size must be an int of at least 1, got {self.page_size!r}")
+        for needed in ("alloc_held", "free_held", "num_slots", "page_size"):
+            if not hasattr(self.allocator, needed):
+                raise ConfigError(f"allocator must be a SlotAllocator, got {type(self.allocator).__name__}")
+        if self.allocator.page_size != self.page_size:
+            raise ConfigError(
+                f"page_size is {self.page_size} but the allocator's is {self.allocator.page_size}; they must be equal"
+            )
+        self._check_watermarks()
+        _check_choice("evict_unit", self.evict_unit, ("page", "node"))
+        _check_choice("tree_core", self.tree_core, ("auto", "python", "cpp"))
+        for name in ("disable", "is_eagle", "waiters_keep_pins", "enable_kv_cache_events"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} must be a bool, got {getattr(self, name)!r}")
+        if not callable(self.clock):
+            raise ConfigError(f"clock must be callable and give seconds, got {self.clock!r}")
+        object.__setattr__(self, "streams", tuple(self.streams))
+        if str(self.allocator.device).startswith("cuda") and not self.streams:
+            raise ConfigError("on CUDA the engine's streams must be named: streams=(torch.cuda.current_stream(), ...)")
+
+    def _check_watermarks(self) -> None:
+        for name in ("low_watermark", "high_watermark"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+                raise ConfigError(f"{name} must be a fraction of the pool from 0 to 1, got {value!r}")
+        if self.low_watermark > self.high_watermark:
+            raise ConfigError(
+                f"low_watermark {self.low_watermark} is above high_watermark {self.high_watermark}; "
+                "eviction starts below low and stops at high"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class MatchPrefixParams:
+    """What to look up."""
+
+    key: RadixKey
+
+
+@dataclass(frozen=True, slots=True)
+class MatchResult:
+    """The longest cached prefix of a key, not pinned.
+
+    Args:
+        device_indices: int64 CPU tensor of shape `[num_matched]`: the slots, in token order.
+        last_device_node: where the match ends on the device; give it to `inc_lock_ref` before the next await.
+        last_host_node: where it ends on the host; the same place in a cache without a host tier.
+        best_match_node: the deeper of the two.
+        host_hit_length: tokens beyond the device match that the host holds.
+    """
+
+    device_indices: torch.Tensor
+    last_device_node: NodeRef
+    last_host_node: NodeRef
+    best_match_node: NodeRef
+    host_hit_length: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class InsertParams:
+    """What to insert: a key, and the slot of each of its tokens (int64, at least as many as the key's items)."""
+
+    key: RadixKey
+    value: Any
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class InsertResult:
+    """What an insert or a commit did.
+
+    Args:
+        prefix_len: tokens of the key that the tree held already.
+        node: where the published key ends.
+        duplicates: int64 CPU tensor: slots of the caller that the tree did not adopt, in the order given: first those
+            whose tokens it held already in other slots, last the tail that fills no page. After `insert` they are
+            the caller's to free; after `lease.commit` the duplicates are freed already and the tail is the lease's.
+        num_adopted: slots that the tree took over.
+        repointed: after `lease.commit` the half-open range of `lease.slots` that now names other slots.
+    """
+
+    prefix_len: int
+    node: NodeRef
+    duplicates: torch.Tensor
+    num_adopted: int = 0
+    repointed: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class EvictParams:
+    """How many tokens to evict."""
+
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvictResult:
+    """How many tokens came back; they may still be fenced."""
+
+    num_freed_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class FlushResult:
+    """What a flush gave back at once, and what comes back when the leases on it end."""
+
+    num_freed_tokens: int
+    num_held_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """A frozen view of the counters, in tokens unless named otherwise.
+
+    Idle sum: `free + fenced + evictable + protected + leased + detached + outside + quarantined == num_slots`.
+
+    Args:
+        num_slots: of the pool.
+        free: can be handed out now.
+        fenced: retired; a stream or a copy may still touch them.
+        evictable: cached, pinned by nobody.
+        protected: cached and pinned.
+        leased: held by leases, not committed.
+        detached: flushed, still pinned by a lease.
+        outside: handed out by the allocator to somebody else than this cache.
+        quarantined: lost to a fence that could not be recorded.
+        num_nodes: of the tree, roots of namespaces not counted.
+        num_namespaces: that the tree has a root for.
+        num_leases: entered and not released.
+        num_slot_waiters: calls that wait for slots.
+        queries: admitted leases.
+        query_tokens: tokens of their keys.
+        hit_tokens: tokens they found.
+        evicted: so far.
+        resumes: leases entered with `resume=True`; not counted as queries.
+        retracts: waiters told to give way.
+        slot_waits: calls that had to wait for slots, so far.
+    """
+
+    num_slots: int
+    free: int
+    fenced: int
+    evictable: int
+    protected: int
+    leased: int
+    detached: int
+    outside: int
+    quarantined: int
+    num_nodes: int
+    num_namespaces: int
+    num_leases: int
+    num_slot_waiters: int
+    queries: int
+    query_tokens: int
+    hit_tokens: int
+    evicted: int
+    resumes: int
+    retracts: int = field(default=0)
+    slot_waits: int = field(default=0)
