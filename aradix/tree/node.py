@@ -1,0 +1,144 @@
+"""`TreeNode`: an edge of tokens, the slots that hold their KV, and what the policies rank by."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+
+from aradix.keys import Namespace
+from aradix.tree.protocol import Gate, Ready, Slots
+
+__all__ = ["TreeNode", "newest_ready"]
+
+
+def newest_ready(first: tuple[Ready, ...], second: tuple[Ready, ...]) -> tuple[Ready, ...]:
+    """The union of two sets of ready events, one a stream: a stream's later event covers its earlier ones."""
+    if not second or first is second:
+        return first
+    if not first:
+        return second
+    newest: dict[Any, Ready] = {}
+    for ready in first + second:
+        known = newest.get(ready.stream)
+        if known is None or known.sequence < ready.sequence:
+            newest[ready.stream] = ready
+    return tuple(newest.values())
+
+
+class TreeNode:
+    """One edge of the tree, ending at `depth` bytes of key from the root.
+
+    Tokens and slots are growable buffers, so that extending a leaf costs what is added. `order` is unique and settles
+    ties; `node_id` changes when the tail is trimmed, so that a handle to what is gone cannot be used.
+    """
+
+    __slots__ = (
+        "children",
+        "created",
+        "depth",
+        "detached",
+        "gate",
+        "hashes",
+        "hit_count",
+        "last_access",
+        "lock_ref",
+        "namespace",
+        "node_id",
+        "order",
+        "parent",
+        "priority",
+        "ready",
+        "slots",
+        "streams",
+        "tokens",
+    )
+
+    def __init__(
+        self, node_id: int, parent: TreeNode | None, namespace: Namespace, tokens: bytes | bytearray, slots: Slots
+    ) -> None:
+        self.node_id = node_id
+        self.order = node_id
+        self.parent = parent
+        self.namespace = namespace
+        self.tokens = bytearray(tokens)
+        self.slots = array("q", slots.tobytes())
+        self.depth: int = len(self.tokens) + (parent.depth if parent is not None else 0)
+        self.children: dict[bytes, TreeNode] = {}
+        self.lock_ref = 0
+        self.gate = Gate.NONE
+        self.detached = False
+        self.last_access = 0
+        self.created = 0
+        self.hit_count = 0
+        self.priority = 0
+        self.ready: tuple[Ready, ...] = ()
+        self.streams: frozenset[Hashable] = frozenset()
+        self.hashes: list[bytes] | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.slots)
+
+    def slots_copy(self, start: int = 0) -> Slots:
+        """The slots from index `start` of this node on, as an array of its own."""
+        return np.frombuffer(self.slots, np.int64)[start:].copy()
+
+    def split_head(self, head_id: int, size: int, num_slots: int, page_bytes: int) -> TreeNode:
+        """Cut the first `size` bytes off into a new parent; this node stays the tail, so that handles to it hold.
+
+        The head has all that the node has: locks, times, hits, priority, streams, ready events, its share of the
+        hashes. Only a gate stays on the tail alone.
+        """
+        assert self.parent is not None
+        head = TreeNode(
+            head_id, self.parent, self.namespace, self.tokens[:size], np.frombuffer(self.slots, np.int64)[:num_slots]
+        )
+        head.lock_ref, head.detached = self.lock_ref, self.detached
+        head.last_access, head.created = self.last_access, self.created
+        head.hit_count, head.priority = self.hit_count, self.priority
+        head.ready, head.streams = self.ready, self.streams
+        if self.hashes is not None:
+            num_pages = size // page_bytes
+            head.hashes, self.hashes = self.hashes[:num_pages], self.hashes[num_pages:]
+        first_page = bytes(self.tokens[:page_bytes])
+        self.tokens = self.tokens[size:]
+        self.slots = self.slots[num_slots:]
+        head.children[bytes(self.tokens[:page_bytes])] = self
+        self.parent.children[first_page] = head
+        self.parent = head
+        return head
+
+    def absorb_child(self, child: TreeNode) -> None:
+        """Take over an only child: its tokens, its children and its id, under which handles know the end of both."""
+        self.tokens += child.tokens
+        self.slots += child.slots
+        self.depth = child.depth
+        self.node_id = child.node_id
+        self.order = child.order
+        self.children = child.children
+        for grandchild in self.children.values():
+            grandchild.parent = self
+        self.hit_count = max(self.hit_count, child.hit_count)
+        self.priority = max(self.priority, child.priority)
+        self.last_access = max(self.last_access, child.last_access)
+        self.created = min(self.created, child.created)
+        self.ready = newest_ready(self.ready, child.ready)
+        self.streams |= child.streams
+        if self.hashes is not None and child.hashes is not None:
+            self.hashes += child.hashes
+        child.parent = None
+
+    def trim_tail(self, new_id: int, num_tokens: int, size: int, page_bytes: int) -> Slots:
+        """Drop the last `num_tokens` slots and `size` bytes of tokens; gives the slots. The node has a new id then."""
+        keep = len(self.slots) - num_tokens
+        freed = self.slots_copy(keep)
+        del self.slots[keep:]
+        del self.tokens[-size:]
+        self.depth -= size
+        self.node_id = new_id
+        if self.hashes is not None:
+            del self.hashes[len(self.tokens) // page_bytes :]
+        return freed
