@@ -1,0 +1,49 @@
+"""aradix: the prefix cache of an LLM engine, as a library.
+
+An async-safe radix tree over token ids whose nodes own KV slots. Start with `RadixCache` and `cache.lease(key)`.
+"""
+
+from aradix import errors, events, policies
+from aradix.cache.base_prefix_cache import BasePrefixCache
+from aradix.cache.chunk_cache import ChunkCache
+from aradix.cache.lease import Lease
+from aradix.cache.radix_cache import RadixCache
+from aradix.errors import AradixError
+from aradix.keys import Namespace, RadixKey
+from aradix.memory.allocator import SlotAllocator
+from aradix.params import (
+    CacheInitParams,
+    CacheStats,
+    EvictParams,
+    EvictResult,
+    FlushResult,
+    InsertParams,
+    InsertResult,
+    MatchPrefixParams,
+    MatchResult,
+    NodeRef,
+)
+
+__all__ = [
+    "AradixError",
+    "BasePrefixCache",
+    "CacheInitParams",
+    "CacheStats",
+    "ChunkCache",
+    "EvictParams",
+    "EvictResult",
+    "FlushResult",
+    "InsertParams",
+    "InsertResult",
+    "Lease",
+    "MatchPrefixParams",
+    "MatchResult",
+    "Namespace",
+    "NodeRef",
+    "RadixCache",
+    "RadixKey",
+    "SlotAllocator",
+    "errors",
+    "events",
+    "policies",
+]

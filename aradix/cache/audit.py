@@ -1,0 +1,111 @@
+"""The audit behind `cache.check()`: every slot in one place, every pin accounted for, every counter recounted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aradix.errors import InvariantError
+from aradix.tree.audit import audit_tree
+from aradix.tree.protocol import Slots
+
+if TYPE_CHECKING:
+    from aradix.cache.radix_cache import RadixCache
+
+__all__ = ["audit_cache"]
+
+_MAX_SHOWN = 10
+
+
+def audit_cache(cache: RadixCache) -> None:
+    """Audit a cache. `aradix/README.md` lists the invariants.
+
+    Raises:
+        InvariantError: naming what differs.
+    """
+    cache._params.allocator.check()
+    tree = audit_tree(cache._core, _live_pins(cache), merges=cache._params.evict_unit == "page")
+    problems = [*tree.problems, *_audit_holds(cache), *_audit_gates(cache)]
+    leased = [np.frombuffer(hold.own, np.int64) for hold in cache._holds.values() if hold.own]
+    problems += _audit_slots(cache, {"cached": tree.cached, "detached": tree.detached, "leased": _join(leased)})
+    if problems:
+        shown = "; ".join(problems[:_MAX_SHOWN])
+        more = f"; and {len(problems) - _MAX_SHOWN} more" if len(problems) > _MAX_SHOWN else ""
+        raise InvariantError(f"{len(problems)} invariants do not hold: {shown}{more}")
+
+
+def _join(parts: list[Slots]) -> Slots:
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def _live_pins(cache: RadixCache) -> Counter[int]:
+    """Everything that pins a node: leases, entered or waiting, low-level pins, gates."""
+    pins = Counter(hold.node_id for hold in cache._holds.values() if hold.node_id)
+    pins.update(waiter.hold.node_id for waiter in cache._pressure.admission if waiter.hold.node_id)
+    pins.update(cache._low_pins.node_ids())
+    for gate in cache._gates.standing:
+        pins[gate.node_id] += 1
+        pins.update(gate.leaves)
+    return pins
+
+
+def _audit_slots(cache: RadixCache, places: dict[str, Slots]) -> list[str]:
+    """I1 and I5: the places are disjoint, and the allocator agrees that these slots, and no others, are held."""
+    problems = []
+    page_size = cache._params.page_size
+    owned = _join(list(places.values()))
+    sizes = ", ".join(f"{len(slots)} {name}" for name, slots in places.items())
+    if len(np.unique(owned)) != len(owned):
+        values, times = np.unique(owned, return_counts=True)
+        problems.append(f"I1: slots {values[times > 1][:_MAX_SHOWN].tolist()} are in two places at once ({sizes})")
+    if len(owned) != cache._pool.num_held:
+        problems.append(
+            f"I1: {cache._pool.num_held} slots were taken and not given back, but {len(owned)} are found ({sizes})"
+        )
+    held = np.isin(np.unique(owned // page_size), cache._params.allocator.pages_in("held"))
+    if not held.all():
+        problems.append(
+            f"I5: {int((~held).sum())} pages are in use here, but the allocator does not count them as held"
+        )
+    if len(owned) > cache._params.allocator.held_size():
+        problems.append(
+            f"I1: {len(owned)} slots are in use here, the allocator counts {cache._params.allocator.held_size()}"
+        )
+    return problems
+
+
+def _audit_holds(cache: RadixCache) -> list[str]:
+    problems = []
+    page_size = cache._params.page_size
+    for hold in cache._holds.values():
+        name = f"the lease opened at {hold.where}"
+        if hold.released or not hold.entered:
+            problems.append(f"I2: {name} is listed, but not held")
+        if len(hold.own) % page_size or not 0 <= hold.num_own <= len(hold.own):
+            problems.append(
+                f"I1: {name} uses {hold.num_own} of {len(hold.own)} slots of its own, in pages of {page_size}"
+            )
+        if hold.published and len(cache._core.slots_of(hold.ref)) != hold.published:
+            problems.append(f"I2: {name} has {hold.published} tokens in the tree, but its node ends elsewhere")
+    for queue in (cache._pressure.growth, cache._pressure.admission):
+        problems += [
+            f"I7: the lease opened at {waiter.hold.where} is queued, but was decided already"
+            for waiter in queue
+            if waiter.granted or waiter.error is not None or not waiter.hold.waiting
+        ]
+    return problems
+
+
+def _audit_gates(cache: RadixCache) -> list[str]:
+    """I7: a task holds at most one subtree, and waits for nothing meanwhile."""
+    owners = Counter(gate.task_id for gate in cache._gates.standing)
+    problems = [f"I7: task {task} holds {number} subtrees" for task, number in owners.items() if number > 1]
+    granted = {gate.task_id for gate in cache._gates.standing if gate.granted}
+    problems += [
+        f"I7: a task waits for slots while it holds a subtree (lease opened at {waiter.hold.where})"
+        for waiter in (*cache._pressure.growth, *cache._pressure.admission)
+        if waiter.task_id in granted
+    ]
+    return problems

@@ -1,0 +1,192 @@
+"""`BasePrefixCache`: what every prefix cache of this library can do, and what each call promises."""
+
+from __future__ import annotations
+
+import abc
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from aradix.events import KVCacheEvent
+from aradix.keys import Namespace, RadixKey
+from aradix.params import (
+    CacheStats,
+    EvictParams,
+    EvictResult,
+    FlushResult,
+    InsertParams,
+    InsertResult,
+    MatchPrefixParams,
+    MatchResult,
+    NodeRef,
+)
+
+if TYPE_CHECKING:
+    from aradix.cache.lease import Lease
+    from aradix.cache.locks import Exclusive
+
+__all__ = ["BasePrefixCache"]
+
+
+class BasePrefixCache(abc.ABC):
+    """The interface of a prefix cache: an async context manager, bound to the loop and thread that opened it.
+
+    Every call raises `WrongLoopError` from another loop or thread, `UsageError` before the cache is opened, and
+    `InvariantError` once an audit has failed. Calls that take or give slots raise `CacheClosedError` after it was
+    closed. Only functions that can wait are `async`.
+    """
+
+    @abc.abstractmethod
+    async def __aenter__(self) -> Self:
+        """Bind to the running loop and start the background tasks. Does not wait."""
+
+    @abc.abstractmethod
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        """Close: waiters get `CacheClosedError`, cached slots go back, held leases stay usable until released. Waits.
+
+        Raises:
+            ExceptionGroup: of what failed in the background.
+        """
+
+    # ---- leases ----
+
+    @abc.abstractmethod
+    def lease(
+        self,
+        key: RadixKey,
+        *,
+        reserve: int | None = None,
+        leave_last: int = 0,
+        priority: int = 0,
+        store: bool = True,
+        resume: bool = False,
+        stream: Any = None,
+    ) -> Lease:
+        """A lease on the longest cached prefix of a key, to be entered with `async with`. Does not wait; entering may.
+
+        Args:
+            key: the tokens, in their namespace.
+            reserve: enter only once slots for so many tokens in all are held, matched and fresh.
+            leave_last: tokens at the end that are never matched, so that something is left to compute.
+            priority: of what is committed, for the `priority` policy; higher stays longer.
+            store: whether commits publish; without it all slots are freed at release.
+            resume: this request was preempted and comes back: not counted as a query.
+            stream: that the allocations are ordered for; the first of the engine's if there are any.
+
+        Raises:
+            InvalidKeyError: `key` is no `RadixKey`.
+            UsageError: a number that is negative or not an int.
+            RequestTooLargeError: `reserve` can never fit.
+            CacheClosedError: the cache is closed.
+        """
+
+    @abc.abstractmethod
+    def exclusive(self, key: RadixKey) -> Exclusive:
+        """A subtree of one's own, to be entered with `async with`. Does not wait; entering does.
+
+        The subtree is what begins with the cached part of `key`; an empty key is its whole namespace. Entering waits
+        until every lease there has ended, so a task that holds one there, or opens one there meanwhile, waits for
+        itself: bound the wait with `anyio.fail_after`.
+
+        Raises:
+            InvalidKeyError: `key` is no `RadixKey`.
+            UsageError: on entering, if this task holds a subtree already.
+        """
+
+    # ---- low-level calls, for schedulers that keep their own tables ----
+
+    @abc.abstractmethod
+    async def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
+        """The longest cached prefix. Waits only for a gate.
+
+        Nothing is pinned: give `last_device_node` to `inc_lock_ref` before the next await.
+        """
+
+    @abc.abstractmethod
+    async def insert(self, params: InsertParams) -> InsertResult:
+        """Publish the whole pages of a key with the slots of its tokens. Waits only for a gate.
+
+        The tree keeps copies of the slots it adopts, and owns them from then on; `InsertResult.duplicates` lists those
+        that it did not adopt and that are not the tree's own already.
+
+        Raises:
+            UsageError: fewer slots than tokens, or slots to adopt that the caller was not handed out or that are no
+                whole pages. Nothing was changed.
+        """
+
+    @abc.abstractmethod
+    async def evict(self, params: EvictParams) -> EvictResult:
+        """Evict so many tokens, in whole pages, or as many as are evictable. Does not wait.
+
+        What it reports came back to the allocator, free or fenced.
+        """
+
+    @abc.abstractmethod
+    def inc_lock_ref(self, node: NodeRef) -> int:
+        """Pin the path to a node; the tokens that were evictable and are protected now. Does not wait.
+
+        Raises:
+            UsageError: the node was evicted, trimmed, merged or flushed meanwhile, or somebody has it exclusively.
+        """
+
+    @abc.abstractmethod
+    def dec_lock_ref(self, node: NodeRef) -> int:
+        """Undo one `inc_lock_ref` of this node; the tokens that are evictable again. Does not wait.
+
+        Raises:
+            UsageError: there is none to undo.
+        """
+
+    # ---- looking and clearing ----
+
+    @abc.abstractmethod
+    def peek(self, key: RadixKey) -> int:
+        """Tokens that a match would find: no split, no touch, no statistics. Does not wait, for gates neither."""
+
+    @abc.abstractmethod
+    async def flush(self, namespace: Namespace | str | None = None) -> FlushResult:
+        """Make all that is cached, or one namespace, unmatchable for ever. Does not wait, for leases neither.
+
+        What leases hold comes back when they end, and what they computed is not published any more.
+        """
+
+    @abc.abstractmethod
+    def stats(self) -> CacheStats:
+        """All counters at this moment. Does not wait."""
+
+    @abc.abstractmethod
+    def snapshot(self, tokens: bool = True) -> dict[str, Any]:
+        """The tree as plain dicts and lists; with `tokens=False` without the token ids. Does not wait.
+
+        `{"namespaces": [{"namespace": {...}, "root": node}]}`, a node being `{"id", "num_tokens", "tokens", "lock_ref",
+        "residency", "priority", "hit_count", "children": [...]}`.
+        """
+
+    @abc.abstractmethod
+    def check(self) -> None:
+        """Audit everything, in time linear in the cache. Does not wait.
+
+        Raises:
+            InvariantError: naming what differs; the cache refuses further work then.
+        """
+
+    @abc.abstractmethod
+    def evictable_size(self) -> int:
+        """Cached tokens that nobody pins. Does not wait."""
+
+    @abc.abstractmethod
+    def protected_size(self) -> int:
+        """Cached tokens that somebody pins. Does not wait."""
+
+    @abc.abstractmethod
+    def total_size(self) -> int:
+        """Cached tokens. Does not wait."""
+
+    @abc.abstractmethod
+    def take_events(self) -> list[KVCacheEvent]:
+        """The events since the last call; none unless `enable_kv_cache_events`. Does not wait."""
+
+    @abc.abstractmethod
+    def pretty_print(self) -> None:
+        """Print the tree, a line a node. Does not wait."""

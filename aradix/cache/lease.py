@@ -1,0 +1,340 @@
+"""`Lease`: a request's hold on its prefix and its slots, as an async context manager.
+
+A lease pins the path it matched in the same step that walked it, so what it shows cannot be evicted. It is bound to no
+task and holds no lock object: it may be opened in one task and closed in another.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+import numpy as np
+import torch
+from anyio.lowlevel import checkpoint
+
+from aradix.cache.hold import Hold
+from aradix.cache.pressure import SlotWaiter, too_large
+from aradix.errors import InvalidKeyError, LeaseReleasedError, OutOfSlotsError, UsageError
+from aradix.keys import RadixKey
+from aradix.params import InsertResult, NodeRef
+
+if TYPE_CHECKING:
+    from aradix.cache.radix_cache import RadixCache
+
+__all__ = ["Lease", "count_of"]
+
+
+def count_of(name: str, value: object) -> int:
+    """A count that a caller gave. UsageError if it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
+        raise UsageError(f"{name} must be an int of at least 0, got {value!r}")
+    return int(value)
+
+
+class Lease:
+    """What `cache.lease(key)` gives; enter it with `async with`.
+
+    Entering pins the longest cached prefix. Leaving releases: it unpins, and retires every slot that was not committed.
+    A lease that is dropped unreleased gives a `ResourceWarning` that says where it was opened, and its slots come back.
+    """
+
+    __slots__ = ("__weakref__", "_cache", "_forked", "_hold", "_reserve", "_slots", "_slots_of")
+
+    def __init__(self, cache: RadixCache, hold: Hold, reserve: int | None) -> None:
+        self._cache = cache
+        self._hold = hold
+        self._reserve = reserve
+        self._forked = False
+        self._slots: torch.Tensor | None = None
+        self._slots_of: tuple[int, int, int] | None = None
+
+    # ---- entering and leaving ----
+
+    async def __aenter__(self) -> Self:
+        """Match and pin in one step. Waits for a gate, and with `reserve` for slots; safe to cancel.
+
+        Raises:
+            CacheClosedError: the cache is closed, or was closed meanwhile.
+        """
+        cache, hold = self._cache, self._hold
+        if hold.entered:
+            if self._forked and not hold.released:
+                self._forked = False
+                return self
+            raise UsageError(f"the lease opened at {hold.where} was entered already; call cache.lease(key) for another")
+        cache._begin_open()
+        if cache._is_turn_over():
+            await checkpoint()
+            cache._begin_open()
+        while not cache.rematch(hold):
+            await cache._gates.wait_for_change()
+            cache._begin_open()
+        if self._reserve is not None and not cache._pressure.admit_now(hold, self._reserve):
+            await self._wait_for_admission(hold, self._reserve)
+        cache._enter(hold)
+        return self
+
+    async def _wait_for_admission(self, hold: Hold, reserve: int) -> None:
+        cache = self._cache
+        keeps_pins = cache._params.waiters_keep_pins
+        try:
+            cache._gates.forbid_waiting("slots")
+            if not keeps_pins:
+                cache.drop_pins(hold)
+            await cache._pressure.wait(SlotWaiter(hold, reserve, reserve=True, keeps_pins=keeps_pins))
+        except BaseException:
+            cache._release(hold)
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Release. Does not wait and does not raise."""
+        abandoned = kind is GeneratorExit and not self._hold.released and _in_collected_generator()
+        self.release()
+        if abandoned:
+            self._warn("was left open in an async generator that was abandoned")
+
+    def release(self) -> None:
+        """Unpin, and give back what was not committed. Does not wait; a second call changes nothing.
+
+        Raises:
+            WrongLoopError: called from another thread or loop; the lease is still held then.
+        """
+        hold = self._hold
+        if hold.released or not hold.entered:
+            return
+        self._cache._begin_release()
+        self._cache._release(hold)
+
+    def __del__(self) -> None:
+        hold = getattr(self, "_hold", None)
+        if hold is None or not hold.entered or hold.released:
+            return
+        # This may run in the middle of a step or on another thread: leave the work to the next step.
+        self._cache._drop(hold)
+        self._warn("was never released; its slots come back now")
+
+    def _warn(self, what: str) -> None:
+        hold = self._hold
+        warnings.warn(
+            f"the lease of {hold.num_tokens} tokens opened at {hold.where} {what}; use `async with`",
+            ResourceWarning,
+            stacklevel=3,
+            source=self,
+        )
+
+    def _entered(self) -> Hold:
+        hold = self._hold
+        if not hold.entered or hold.released:
+            state = "released" if hold.released else "not entered yet"
+            raise LeaseReleasedError(
+                f"the lease opened at {hold.where} is {state}; use it inside its `async with` block"
+            )
+        self._cache._begin()
+        return hold
+
+    # ---- what it holds ----
+
+    @property
+    def key(self) -> RadixKey:
+        """The key it was opened with, or the longest committed since."""
+        return self._hold.key
+
+    @property
+    def num_matched(self) -> int:
+        """Tokens whose KV could be reused when it was entered: whole pages."""
+        return self._hold.num_matched
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens with a slot: matched, committed and allocated."""
+        return self._hold.num_tokens
+
+    @property
+    def node(self) -> NodeRef:
+        """The place in the tree that it pins: the end of what is matched or committed.
+
+        Raises:
+            LeaseReleasedError: it is not held.
+        """
+        return self._entered().ref
+
+    @property
+    def slots(self) -> torch.Tensor:
+        """The slots of its tokens, in token order: an int64 CPU tensor of shape `[num_tokens]`. Does not wait.
+
+        Made when asked for and kept until something changes; do not write into it.
+
+        Raises:
+            LeaseReleasedError: it is not held.
+        """
+        hold = self._entered()
+        state = (hold.node_id, hold.published, hold.version)
+        if self._slots is None or self._slots_of != state:
+            parts = [self._cache._core.slots_of(hold.ref)] if hold.published else []
+            parts.append(hold.own_slots(0, hold.num_own))
+            self._slots = torch.from_numpy(np.concatenate(parts))
+            self._slots_of = state
+        return self._slots
+
+    def slots_on(self, device: torch.device | str) -> torch.Tensor:
+        """`slots` copied to a device without blocking the host: int64, shape `[num_tokens]`. Does not wait."""
+        slots = self.slots
+        if torch.device(device).type == "cuda":
+            slots = slots.pin_memory()
+        return slots.to(device, non_blocking=True)
+
+    def page_table(self, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The page ids of its tokens, in token order, the last page perhaps partly used: int32. Does not wait.
+
+        Args:
+            out: written to and returned, cut to shape `[num_pages]`; on whatever device.
+
+        Raises:
+            UsageError: `out` is too short.
+        """
+        page_size = self._cache._params.page_size
+        pages = (self.slots[::page_size] // page_size).to(torch.int32)
+        if out is None:
+            return pages
+        if out.ndim != 1 or len(out) < len(pages):
+            raise UsageError(
+                f"out must have one dimension and room for {len(pages)} pages, got shape {tuple(out.shape)}"
+            )
+        return out[: len(pages)].copy_(pages, non_blocking=True)
+
+    # ---- growing and publishing ----
+
+    def _check_growth(self, num_tokens: int) -> tuple[Hold, int]:
+        hold = self._entered()
+        cache = self._cache
+        cache._begin_open()
+        count = count_of("num_tokens", num_tokens)
+        if hold.waiting:
+            raise UsageError(f"the lease opened at {hold.where} waits for slots already, in another task")
+        page_size = cache._params.page_size
+        if hold.published + -(-(hold.num_own + count) // page_size) * page_size > cache._pool.capacity:
+            raise too_large(hold.num_tokens + count, cache._pool)
+        return hold, count
+
+    async def allocate(self, num_tokens: int) -> None:
+        """Add slots for so many more tokens: the rest of its last page first. Waits its turn under pressure.
+
+        Raises:
+            RequestTooLargeError: it can never fit.
+            RetractError: everybody waits, and this is the youngest: release it and try again later.
+            CacheClosedError: the cache is closed, or was closed meanwhile.
+            LeaseReleasedError: it is not held, or was released meanwhile.
+        """
+        hold, count = self._check_growth(num_tokens)
+        cache = self._cache
+        if cache._is_turn_over():
+            await checkpoint()
+            hold, count = self._check_growth(num_tokens)
+        if not cache._pressure.grow_now(hold, count):
+            cache._gates.forbid_waiting("slots")
+            await cache._pressure.wait(SlotWaiter(hold, count, reserve=False))
+
+    def allocate_nowait(self, num_tokens: int) -> None:
+        """As `allocate`, but never waits.
+
+        Raises:
+            OutOfSlotsError: there is not enough room now, or others wait for slots already.
+        """
+        hold, count = self._check_growth(num_tokens)
+        cache = self._cache
+        if not cache._pressure.grow_now(hold, count):
+            raise OutOfSlotsError(
+                f"no room for {count} more tokens now: {cache._pool.allocator.available_size()} slots are free, "
+                f"{cache._pool.allocator.fenced_size()} fenced, {cache._core.evictable_tokens} evictable, and "
+                f"{len(cache._pressure.growth)} leases wait to grow; retract a request, or await allocate()"
+            )
+
+    def commit(self, key: RadixKey) -> InsertResult:
+        """Publish the whole pages of `key`, whose KV is computed or in flight on the lease's streams. Does not wait.
+
+        Where the tree holds some of it already, this lease's duplicates are retired and `slots` names the tree's
+        instead (`InsertResult.repointed`). Nothing is published after a flush of what it stands on, below a subtree
+        that somebody has exclusively, or with `store=False`; the slots stay the lease's then.
+
+        Args:
+            key: in the lease's namespace; it and the lease's key are prefixes of one another.
+
+        Raises:
+            UsageError: another namespace, another prefix, shorter than what is matched or committed, or longer than the
+                slots held. Nothing was changed.
+        """
+        hold = self._entered()
+        return self._cache._commit(hold, self._checked_commit(hold, key))
+
+    def _checked_commit(self, hold: Hold, key: RadixKey) -> RadixKey:
+        if not isinstance(key, RadixKey):
+            raise InvalidKeyError(f"key must be a RadixKey, got {type(key).__name__}")
+        view = key.maybe_to_bigram_view(self._cache._params.is_eagle)
+        if view.namespace != hold.key.namespace:
+            raise UsageError(f"the key is in {view.namespace}, the lease in {hold.key.namespace}")
+        shorter, longer = (view, hold.key) if len(view) < len(hold.key) else (hold.key, view)
+        if not shorter.is_prefix_of(longer):
+            raise UsageError(
+                f"the key of {len(view)} tokens and the lease's of {len(hold.key)} are not prefixes of one another"
+            )
+        least = max(hold.num_matched, hold.published, hold.committed)
+        if len(view) < least:
+            raise UsageError(f"the key has {len(view)} tokens, but {least} are matched or committed already")
+        if len(view) > hold.num_tokens:
+            raise UsageError(
+                f"the key has {len(view)} tokens, but slots are held for {hold.num_tokens}; allocate() first"
+            )
+        return view
+
+    def truncate(self, num_tokens: int) -> None:
+        """Keep the first `num_tokens` and give back the slots beyond: rejected draft tokens. Does not wait.
+
+        Raises:
+            UsageError: more than it holds, or less than what is matched or published.
+        """
+        hold = self._entered()
+        keep = count_of("num_tokens", num_tokens)
+        if not hold.published <= keep <= hold.num_tokens:
+            raise UsageError(
+                f"cannot truncate to {keep} tokens: {hold.published} are matched or published, {hold.num_tokens} held"
+            )
+        if hold.waiting:
+            raise UsageError(f"the lease opened at {hold.where} waits for slots in another task")
+        self._cache._cut(hold, keep)
+
+    def fork(self) -> Lease:
+        """A second lease, entered already, on what this one has matched and published. Does not wait.
+
+        For parallel sampling: both go on from there, each with slots of its own. Release it, or use `async with`.
+        """
+        hold = self._entered()
+        self._cache._begin_open()
+        caller = sys._getframe(1)
+        return self._cache._fork(hold, caller.f_code, caller.f_lineno)
+
+    def used_on(self, stream: Any) -> None:
+        """Name a stream that touches this lease's slots; only the named ones count then. Does not wait."""
+        hold = self._entered()
+        if hold.used is None:
+            hold.used = set()
+        hold.used.add(stream)
+
+    def __repr__(self) -> str:
+        hold = self._hold
+        state = "released" if hold.released else "held" if hold.entered else "not entered"
+        return f"<Lease {state}: {hold.num_matched} matched, {hold.num_tokens} tokens, opened at {hold.where}>"
+
+
+def _in_collected_generator() -> bool:
+    """Whether this runs because the event loop closes an async generator that nobody will resume.
+
+    asyncio then drives `aclose()` itself, in a task that is nothing but that. trio warns of its own accord.
+    """
+    task: Any = anyio.get_current_task()
+    return type(getattr(task, "coro", None)).__name__ == "async_generator_athrow"

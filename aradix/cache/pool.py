@@ -1,0 +1,117 @@
+"""`SlotPool`: the one door between a cache and its allocator.
+
+All slots that the cache owns come in and go out here, so that `num_held` is a second count of what leases and the
+tree hold, kept apart from them; the audit compares the two. Fences are made here as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aradix.errors import AradixError, ConfigError, TransferError
+from aradix.tree.protocol import Freed, Ready, Slots
+
+if TYPE_CHECKING:
+    from aradix.memory.allocator import SlotAllocator
+
+__all__ = ["SlotPool"]
+
+
+class SlotPool:
+    """A cache's part of a `SlotAllocator`. No call waits.
+
+    Args:
+        allocator: that the slots come from.
+        streams: the engine's; slots without a known user retire behind all of them.
+        on_failure: told when a fence could not be recorded, after the allocator has quarantined the slots.
+    """
+
+    def __init__(
+        self, allocator: SlotAllocator, streams: tuple[Any, ...], on_failure: Callable[[BaseException], None]
+    ) -> None:
+        self.allocator = allocator
+        self.streams = streams
+        self.num_held = 0
+        self._on_failure = on_failure
+        self._sequence = count(1)
+        for stream in streams:
+            try:
+                allocator.record(stream)
+            except AradixError as error:
+                raise ConfigError(f"streams: cannot record an event on {stream!r}: {error}") from error
+
+    @property
+    def capacity(self) -> int:
+        """The most slots that one request can ever hold."""
+        return self.allocator.num_slots - self.allocator.quarantined_size()
+
+    @property
+    def num_coming(self) -> int:
+        """Slots that are free, or will be once their fence has passed."""
+        return self.allocator.available_size() + self.allocator.fenced_size()
+
+    def take(self, num_slots: int, stream: Any) -> Slots | None:
+        """So many slots (whole pages), or `None`, and then nothing was taken. A broken fence goes to `on_failure`."""
+        try:
+            slots = self.allocator.alloc_held(num_slots, stream)
+        except TransferError as error:
+            self._on_failure(error)
+            return None
+        if slots is not None:
+            self.num_held += num_slots
+        return slots
+
+    def adopt(self, slots: Slots) -> None:
+        """Take over slots that a caller was handed out. UsageError if they are not his to give."""
+        self.allocator.adopt(slots)
+        self.num_held += len(slots)
+
+    def disown(self, slots: Slots) -> None:
+        """Undo an `adopt`: the slots are their caller's again."""
+        self.num_held -= len(slots)
+        self.allocator.disown(slots)
+
+    def give_back(self, slots: Slots, streams: Collection[Any]) -> None:
+        """Retire slots behind what these streams are doing now. Never raises: a failure goes to `on_failure`."""
+        if not len(slots):
+            return
+        self.num_held -= len(slots)
+        try:
+            self.allocator.free_held(slots, tuple(streams))
+        except Exception as error:
+            self._on_failure(error)
+
+    def give_back_all(self, freed: Iterable[Freed]) -> int:
+        """Retire what the tree let go, one batch for each set of streams; the number of slots."""
+        batches: dict[frozenset[Hashable], list[Slots]] = {}
+        for slots, streams in freed:
+            batches.setdefault(streams, []).append(slots)
+        total = 0
+        for streams, parts in batches.items():
+            slots = np.concatenate(parts) if len(parts) > 1 else parts[0]
+            total += len(slots)
+            self.give_back(slots, (*self.streams, *(stream for stream in streams if stream not in self.streams)))
+        return total
+
+    def ready_after(self, streams: Iterable[Any]) -> tuple[Ready, ...]:
+        """Events behind what these streams are doing now: when they pass, what was written so far can be read.
+
+        Raises:
+            TransferError: an event could not be recorded.
+        """
+        return tuple(Ready(stream, self.allocator.record(stream), next(self._sequence)) for stream in streams)
+
+    def order_after(self, stream: Any, ready: Iterable[Ready]) -> None:
+        """Make a stream wait, on the device, for what other streams write. The host does not wait."""
+        for known in ready:
+            if known.stream is not stream and not self.allocator.passed(known.event):
+                stream.wait_event(known.event)
+
+    def order_all_after(self, ready: tuple[Ready, ...]) -> None:
+        """`order_after` for every stream of the engine."""
+        for stream in self.streams:
+            self.order_after(stream, ready)

@@ -1,0 +1,343 @@
+"""`Pressure`: who waits for slots, and who is served next.
+
+Growth of entered leases goes before admission of new ones, each first come first served. Whoever makes room calls
+`pump`, which hands slots to the head of the queue before waking it: nobody retries and nobody barges in. A demand takes
+no slot and no victim until all of it can be met; slots behind a fence count as coming, so a slow fence does not drain
+the cache.
+
+When nothing will come by itself (`_is_stuck`), in this order: serve out of turn whoever fits; revoke the youngest pins
+of leases that wait to be entered; tell the youngest entered waiter to give way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import anyio
+import numpy as np
+
+from aradix.cache.hold import Hold
+from aradix.cache.pool import SlotPool
+from aradix.errors import RequestTooLargeError, RetractError
+from aradix.tree.protocol import Slots, TreeCore
+
+__all__ = ["Admissions", "Pressure", "SlotWaiter"]
+
+_NO_SLOTS: Slots = np.empty(0, np.int64)
+
+
+class SlotWaiter:
+    """One waiting call: a lease that grows by `num_tokens`, or (`reserve`) one that waits to be entered."""
+
+    __slots__ = (
+        "blocked",
+        "error",
+        "event",
+        "granted",
+        "hold",
+        "keeps_pins",
+        "num_tokens",
+        "reserve",
+        "task_id",
+        "version",
+    )
+
+    def __init__(self, hold: Hold, num_tokens: int, *, reserve: bool, keeps_pins: bool = True) -> None:
+        self.hold = hold
+        self.num_tokens = num_tokens
+        self.reserve = reserve
+        self.keeps_pins = keeps_pins
+        self.version = -1
+        self.blocked = False
+        self.granted = False
+        self.error: BaseException | None = None
+        self.event = anyio.Event()
+        self.task_id = anyio.get_current_task().id
+
+    def settle(self, error: BaseException | None = None) -> None:
+        """Decide this waiter's fate, then wake it."""
+        self.granted = error is None
+        self.error = error
+        self.event.set()
+
+
+class Admissions(Protocol):
+    """What `Pressure` asks of the cache."""
+
+    def rematch(self, hold: Hold) -> bool:
+        """Match and pin a waiting lease's key anew; False where a gate stands in the way."""
+
+    def drop_pins(self, hold: Hold) -> None:
+        """Give up what a waiting lease has pinned."""
+
+    def count_query(self, hold: Hold) -> None:
+        """A lease was admitted."""
+
+    def evict_slots(self, num_slots: int) -> int:
+        """Evict so many tokens into the allocator."""
+
+    def others_can_release(self) -> bool:
+        """Whether slots are pinned or held by something that is not an entered lease."""
+
+    def after_take(self) -> None:
+        """Slots were taken."""
+
+
+class Pressure:
+    """The slot waiters of a cache. Nothing here waits but `wait`."""
+
+    def __init__(self, core: TreeCore, pool: SlotPool, cache: Admissions, holds: dict[int, Hold]) -> None:
+        self.growth: list[SlotWaiter] = []
+        self.admission: list[SlotWaiter] = []
+        self.num_waits = 0
+        self.num_retracts = 0
+        self.on_change: Callable[[], None] = lambda: None
+        self._core = core
+        self._pool = pool
+        self._cache = cache
+        self._holds = holds
+        self._page_size = core.page_size
+        self._busy = False
+        self._again = False
+
+    def __len__(self) -> int:
+        return len(self.growth) + len(self.admission)
+
+    # ---- taking slots in one step ----
+
+    def take(self, num_slots: int, stream: Any) -> Slots | None:
+        """So many slots now, evicting for them if need be; `None` if they cannot all be had, and then nothing changed.
+
+        Something may have been evicted into limbo where the slots are only behind a fence: they are then on their way.
+        """
+        if num_slots == 0:
+            return _NO_SLOTS
+        was_busy, self._busy = self._busy, True
+        try:
+            slots = self._pool.take(num_slots, stream) if num_slots <= self._pool.num_coming else None
+            if slots is None and (missing := num_slots - self._pool.num_coming) > 0:
+                if missing > self._core.evictable_tokens:
+                    return None
+                self._cache.evict_slots(missing)
+                slots = self._pool.take(num_slots, stream)
+        finally:
+            self._busy = was_busy
+        if slots is not None:
+            self._cache.after_take()
+        return slots
+
+    def grow_now(self, hold: Hold, num_tokens: int) -> bool:
+        """Serve a growth at once, unless others wait for theirs."""
+        num_slots = hold.fresh_slots_for(num_tokens, self._page_size)
+        if num_slots and self.growth:
+            return False
+        slots = self.take(num_slots, hold.stream)
+        if slots is None:
+            return False
+        hold.add(slots, num_tokens)
+        self._cache.count_query(hold)
+        self._catch_up()
+        return True
+
+    def admit_now(self, hold: Hold, num_tokens: int) -> bool:
+        """Serve an admission whose prefix is pinned already, unless others wait."""
+        if len(self):
+            return False
+        admitted = self._admit(hold, num_tokens)
+        self._catch_up()
+        return admitted
+
+    def _admit(self, hold: Hold, num_tokens: int) -> bool:
+        fresh = max(0, num_tokens - hold.num_tokens)
+        slots = self.take(hold.fresh_slots_for(fresh, self._page_size), hold.stream)
+        if slots is None:
+            return False
+        hold.add(slots, fresh)
+        self._cache.count_query(hold)
+        return True
+
+    # ---- waiting ----
+
+    async def wait(self, waiter: SlotWaiter) -> None:
+        """Queue up, and wait until the slots are there. Waits.
+
+        Cancelled, it leaves the queue, or hands back what it was given in the same moment, and wakes the next.
+
+        Raises:
+            RetractError, CacheClosedError, LeaseReleasedError, RequestTooLargeError: why there will be none.
+        """
+        queue = self.admission if waiter.reserve else self.growth
+        queue.append(waiter)
+        waiter.hold.waiting = True
+        self.num_waits += 1
+        self.changed()
+        try:
+            await waiter.event.wait()
+        except BaseException:
+            if waiter.granted:
+                self._hand_back(waiter)
+            elif waiter in queue:
+                self._leave(waiter)
+            self.changed()
+            raise
+        if waiter.error is not None:
+            raise waiter.error
+
+    def _hand_back(self, waiter: SlotWaiter) -> None:
+        """Undo a growth that its caller will never hear of; the cache itself releases a whole admission."""
+        hold = waiter.hold
+        if waiter.reserve or hold.released:
+            return
+        num_own = max(0, hold.num_own - waiter.num_tokens)
+        self._pool.give_back(hold.cut(num_own, self._page_size), ())
+
+    def _leave(self, waiter: SlotWaiter, error: BaseException | None = None) -> None:
+        (self.admission if waiter.reserve else self.growth).remove(waiter)
+        waiter.hold.waiting = False
+        if waiter.reserve:
+            self._cache.drop_pins(waiter.hold)
+        if error is not None:
+            waiter.settle(error)
+
+    def drop(self, hold: Hold, error: BaseException) -> None:
+        """End the wait of a lease with an error, if it waits."""
+        for waiter in [*self.growth, *self.admission]:
+            if waiter.hold is hold:
+                self._leave(waiter, error)
+
+    def drop_all(self, make_error: Callable[[], BaseException]) -> None:
+        """End every wait with an error."""
+        for waiter in [*self.growth, *self.admission]:
+            self._leave(waiter, make_error())
+
+    def revoke_pins(self, is_concerned: Callable[[Hold], bool]) -> bool:
+        """Take the pins of waiting admissions, the youngest first and only the first found; whether there was one."""
+        for waiter in reversed(self.admission):
+            if waiter.hold.node_id and is_concerned(waiter.hold):
+                self._cache.drop_pins(waiter.hold)
+                waiter.keeps_pins = False
+                return True
+        return False
+
+    def admission_unblocked(self) -> None:
+        """A gate opened: admissions that met one may look again."""
+        for waiter in self.admission:
+            waiter.blocked = False
+
+    # ---- serving ----
+
+    def changed(self) -> None:
+        """Something came back, became evictable, or began to wait: tell the gates, and serve whoever can be served."""
+        self.on_change()
+        self.pump()
+
+    def pump(self) -> None:
+        """Serve the queues as far as they go. Safe to call from anywhere on the loop, also in the middle of itself."""
+        self._again = True
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._again:
+                self._again = False
+                while self._serve_in_order() or (len(self) and self._is_stuck() and self._unstick()):
+                    self.on_change()
+        finally:
+            self._busy = False
+
+    def _catch_up(self) -> None:
+        """Pump if something came back in the middle of a step that was not to be disturbed."""
+        if self._again and not self._busy:
+            self._again = False
+            if len(self):
+                self.pump()
+
+    def _serve_in_order(self) -> bool:
+        if self.growth:
+            return self._serve(self.growth[0])
+        for waiter in self.admission:
+            if self._serve(waiter):
+                return True
+            if not waiter.blocked:
+                return False
+        return False
+
+    def _serve(self, waiter: SlotWaiter) -> bool:
+        hold = waiter.hold
+        if waiter.reserve:
+            served = self._serve_admission(waiter)
+        else:
+            slots = self.take(hold.fresh_slots_for(waiter.num_tokens, self._page_size), hold.stream)
+            served = slots is not None
+            if slots is not None:
+                hold.add(slots, waiter.num_tokens)
+                self._cache.count_query(hold)
+        if served:
+            (self.admission if waiter.reserve else self.growth).remove(waiter)
+            hold.waiting = False
+            waiter.settle()
+        return served
+
+    def _serve_admission(self, waiter: SlotWaiter) -> bool:
+        """Match again (others may have published meanwhile, or the pins were revoked), and take what is missing."""
+        hold = waiter.hold
+        if waiter.blocked or not hold.node_id or waiter.version != self._core.version:
+            waiter.version = self._core.version
+            waiter.blocked = not self._cache.rematch(hold)
+            if waiter.blocked:
+                return False
+        if self._admit(hold, waiter.num_tokens):
+            return True
+        if not waiter.keeps_pins:
+            self._cache.drop_pins(hold)
+        return False
+
+    # ---- when nothing comes by itself ----
+
+    def _is_stuck(self) -> bool:
+        """Whether the head can only be served if a waiter gives way."""
+        head = next((waiter for waiter in (*self.growth, *self.admission) if not waiter.blocked), None)
+        if head is None or self._num_missing(head) <= self._pool.num_coming + self._core.evictable_tokens:
+            return False
+        if self._cache.others_can_release():
+            return False
+        return all(hold.waiting or not (hold.own or hold.published) for hold in self._holds.values())
+
+    def _num_missing(self, waiter: SlotWaiter) -> int:
+        hold = waiter.hold
+        fresh = max(0, waiter.num_tokens - hold.num_tokens) if waiter.reserve else waiter.num_tokens
+        return hold.fresh_slots_for(fresh, self._page_size)
+
+    def _unstick(self) -> bool:
+        """One step out of it; whether the queues should be looked at again."""
+        if any(self._serve(waiter) for waiter in [*self.growth[1:], *self.admission]):
+            return True
+        if self.revoke_pins(lambda hold: True):
+            return True
+        if self.growth:
+            victim = max(self.growth, key=lambda waiter: waiter.hold.order)
+            self.num_retracts += 1
+            self._leave(victim, self._retract_error(victim))
+            return True
+        for waiter in self.admission:
+            if self._num_missing(waiter) > self._pool.capacity:  # the pool shrank: slots went into quarantine
+                self._leave(waiter, too_large(waiter.num_tokens, self._pool))
+                return True
+        return False
+
+    def _retract_error(self, waiter: SlotWaiter) -> RetractError:
+        hold = waiter.hold
+        return RetractError(
+            f"no room for {waiter.num_tokens} more tokens: {self._pool.num_coming} slots are free or fenced, "
+            f"{self._core.evictable_tokens} evictable, and every other slot belongs to one of {len(self._holds)} leases "
+            f"that wait as well. This lease holds {hold.num_tokens} tokens and is the youngest: release it and try again"
+        )
+
+
+def too_large(num_tokens: int, pool: SlotPool) -> RequestTooLargeError:
+    """The error for a request that no amount of waiting will serve."""
+    return RequestTooLargeError(
+        f"{num_tokens} tokens can never fit: the pool has {pool.capacity} usable slots in pages of "
+        f"{pool.allocator.page_size}; split the request, or use a larger pool"
+    )
