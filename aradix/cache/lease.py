@@ -70,12 +70,12 @@ class Lease:
         if cache._is_turn_over():
             await checkpoint()
             cache._begin_open()
-        while not cache.rematch(hold):
+        while not cache._leases.rematch(hold):
             await cache._gates.wait_for_change()
             cache._begin_open()
         if self._reserve is not None and not cache._pressure.admit_now(hold, self._reserve):
             await self._wait_for_admission(hold, self._reserve)
-        cache._enter(hold)
+        cache._leases.enter(hold)
         return self
 
     async def _wait_for_admission(self, hold: Hold, reserve: int) -> None:
@@ -84,10 +84,11 @@ class Lease:
         try:
             cache._gates.forbid_waiting("slots")
             if not keeps_pins:
-                cache.drop_pins(hold)
+                cache._leases.drop_pins(hold)
             await cache._pressure.wait(SlotWaiter(hold, reserve, reserve=True, keeps_pins=keeps_pins))
         except BaseException:
-            cache._release(hold)
+            hold.used = set()  # what it may have been given in the same moment was touched by no stream
+            cache._leases.release(hold)
             raise
 
     async def __aexit__(
@@ -109,7 +110,7 @@ class Lease:
         if hold.released or not hold.entered:
             return
         self._cache._begin_release()
-        self._cache._release(hold)
+        self._cache._leases.release(hold)
 
     def __del__(self) -> None:
         hold = getattr(self, "_hold", None)
@@ -270,7 +271,7 @@ class Lease:
                 slots held. Nothing was changed.
         """
         hold = self._entered()
-        return self._cache._commit(hold, self._checked_commit(hold, key))
+        return self._cache._leases.commit(hold, self._checked_commit(hold, key))
 
     def _checked_commit(self, hold: Hold, key: RadixKey) -> RadixKey:
         if not isinstance(key, RadixKey):
@@ -306,7 +307,7 @@ class Lease:
             )
         if hold.waiting:
             raise UsageError(f"the lease opened at {hold.where} waits for slots in another task")
-        self._cache._cut(hold, keep)
+        self._cache._leases.truncate(hold, keep)
 
     def fork(self) -> Lease:
         """A second lease, entered already, on what this one has matched and published. Does not wait.
@@ -316,7 +317,9 @@ class Lease:
         hold = self._entered()
         self._cache._begin_open()
         caller = sys._getframe(1)
-        return self._cache._fork(hold, caller.f_code, caller.f_lineno)
+        twin = Lease(self._cache, self._cache._leases.fork(hold, caller.f_code, caller.f_lineno), None)
+        twin._forked = True
+        return twin
 
     def used_on(self, stream: Any) -> None:
         """Name a stream that touches this lease's slots; only the named ones count then. Does not wait."""

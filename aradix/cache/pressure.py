@@ -63,7 +63,7 @@ class SlotWaiter:
 
 
 class Admissions(Protocol):
-    """What `Pressure` asks of the cache."""
+    """What `Pressure` asks of the leases; `Leases` says what each does."""
 
     def rematch(self, hold: Hold) -> bool:
         """Match and pin a waiting lease's key anew; False where a gate stands in the way."""
@@ -330,8 +330,8 @@ class Pressure:
         hold = waiter.hold
         return RetractError(
             f"no room for {waiter.num_tokens} more tokens: {self._pool.num_coming} slots are free or fenced, "
-            f"{self._core.evictable_tokens} evictable, and every other slot belongs to one of {len(self._holds)} leases "
-            f"that wait as well. This lease holds {hold.num_tokens} tokens and is the youngest: release it and try again"
+            f"{self._core.evictable_tokens} evictable, and every other slot belongs to {len(self._holds)} leases "
+            f"that wait as well. This lease of {hold.num_tokens} tokens is the youngest: release it and try again"
         )
 
 

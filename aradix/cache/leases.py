@@ -1,0 +1,239 @@
+"""`Leases`: every lease of a cache, and the steps that change one.
+
+A step first brings the tree, the holds and the counters into agreement, and only then gives slots back, since that may
+serve a waiter at once. No step waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from types import CodeType
+from typing import Any
+
+import numpy as np
+import torch
+
+from aradix.cache.hold import Hold
+from aradix.cache.locks import Gates
+from aradix.cache.low_level import LowLevelPins
+from aradix.cache.pool import SlotPool
+from aradix.cache.pressure import Pressure
+from aradix.errors import AradixError, LeaseReleasedError
+from aradix.keys import RadixKey
+from aradix.params import CacheInitParams, InsertResult
+from aradix.tree.protocol import Freed, Ready, TreeCore
+
+__all__ = ["Leases"]
+
+
+class Leases:
+    """The leases of one cache, with those who wait for slots (`pressure`) and for a subtree (`gates`).
+
+    Args:
+        params: of the cache.
+        core: its tree.
+        on_low: called when the pool fell below the low watermark.
+        fail: called with what could not be raised.
+    """
+
+    def __init__(
+        self,
+        params: CacheInitParams,
+        core: TreeCore,
+        on_low: Callable[[], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self.holds: dict[int, Hold] = {}
+        self.pool = SlotPool(params.allocator, params.streams, fail)
+        self.pressure = Pressure(core, self.pool, self, self.holds)
+        self.gates = Gates(core, self.pressure, self.pool.give_back_all)
+        self.low_pins = LowLevelPins(core)
+        self.closed = False
+        self.num_queries = 0
+        self.num_query_tokens = 0
+        self.num_hit_tokens = 0
+        self.num_evicted = 0
+        self.num_resumes = 0
+        self._params = params
+        self._core = core
+        self._on_low = on_low
+        self._fail = fail
+        self._low_slots = int(params.low_watermark * params.allocator.num_slots)
+        self._orders = count(1)
+
+    def new(
+        self,
+        view: RadixKey,
+        limit: int,
+        priority: int,
+        store: bool,
+        resume: bool,
+        stream: Any,
+        opened_in: CodeType,
+        opened_at: int,
+    ) -> Hold:
+        """A hold on nothing yet."""
+        hold = Hold(
+            next(self._orders),
+            view,
+            limit=limit,
+            priority=priority,
+            store=store and not self._params.disable,
+            resume=resume,
+            stream=stream,
+            opened_in=opened_in,
+            opened_at=opened_at,
+        )
+        hold.opened_when = self._params.clock()
+        return hold
+
+    def rematch(self, hold: Hold) -> bool:
+        """Match and pin a key in one step, letting go of an earlier match; False where a gate stands in the way."""
+        if self._params.disable:
+            return True
+        match = self._core.match(hold.key, limit=hold.limit, pin=True)
+        if match.gate:
+            return False
+        if hold.node_id:
+            self.pool.give_back_all(self._core.unpin(hold.node_id))
+        hold.node_id = match.node_id
+        hold.num_matched = hold.published = hold.committed = match.num_matched
+        if match.ready and hold.stream is not None:
+            try:
+                self.pool.order_after(hold.stream, match.ready)
+            except Exception as error:
+                # Read without that order it might be garbage. Let go, and wait for the end that this brings about.
+                self.drop_pins(hold)
+                self._fail(error)
+                return False
+        return True
+
+    def drop_pins(self, hold: Hold) -> None:
+        """Give up what a lease that waits to be entered has pinned."""
+        node_id, hold.node_id = hold.node_id, 0
+        hold.num_matched = hold.published = hold.committed = 0
+        if node_id:
+            self.pool.give_back_all(self._core.unpin(node_id))
+
+    def count_query(self, hold: Hold) -> None:
+        """A lease got its first slots, or commits first: now it counts in the hit rate, once."""
+        if hold.counted:
+            return
+        hold.counted = True
+        if hold.resume:
+            self.num_resumes += 1
+            return
+        self.num_queries += 1
+        self.num_query_tokens += len(hold.key)
+        self.num_hit_tokens += hold.num_matched
+        if hold.num_matched and hold.node_id:
+            self._core.record_hit(hold.node_id)
+
+    def others_can_release(self) -> bool:
+        """Whether slots are pinned or held by something that is not an entered lease."""
+        allocator = self._params.allocator
+        return bool(
+            self.low_pins
+            or any(gate.granted for gate in self.gates.standing)
+            or allocator.outside_size()
+            or allocator.held_size() > self.pool.num_held
+        )
+
+    def enter(self, hold: Hold) -> None:
+        """From now on the hold is a lease that somebody has."""
+        hold.entered = True
+        self.holds[hold.order] = hold
+
+    def commit(self, hold: Hold, view: RadixKey) -> InsertResult:
+        """Publish the whole pages of a key that was checked already."""
+        self.count_query(hold)
+        start = hold.published
+        hold.committed = len(view)
+        page_size = self._params.page_size
+        num_pages_tokens = len(view) // page_size * page_size
+        publishes = hold.store and not self.closed and num_pages_tokens > start
+        if not publishes or self._core.is_detached(hold.node_id):
+            hold.key = max(hold.key, view, key=len)
+            return InsertResult(start, hold.ref, torch.empty(0, dtype=torch.int64), 0, (start, start))
+        ready = self.record_ready(hold.touching(self.pool.streams))
+        slots = np.frombuffer(hold.own, np.int64)[: num_pages_tokens - start].copy()
+        done = self._core.extend(hold.node_id, view, slots, priority=hold.priority, ready=ready)
+        hold.key = max(hold.key, view, key=len)
+        hold.node_id, hold.published = done.node_id, done.end
+        hold.take_front(done.end - start)
+        duplicates = slots[: done.prefix_len - start]
+        self.pool.give_back(duplicates, hold.touching(self.pool.streams))
+        if done.ready and hold.stream is not None:
+            self.pool.order_after(hold.stream, done.ready)
+        self.changed()
+        return InsertResult(
+            done.prefix_len,
+            hold.ref,
+            torch.from_numpy(duplicates),
+            done.end - done.prefix_len,
+            (start, done.prefix_len),
+        )
+
+    def record_ready(self, streams: tuple[Any, ...]) -> tuple[Ready, ...]:
+        """Events behind what is being written; a stream that cannot tell ends the cache."""
+        try:
+            return self.pool.ready_after(streams)
+        except AradixError as error:
+            self._fail(error)
+            raise
+
+    def truncate(self, hold: Hold, num_tokens: int) -> None:
+        """Give back the slots beyond so many tokens."""
+        hold.committed = min(hold.committed, num_tokens)
+        freed = hold.cut(num_tokens - hold.published, self._params.page_size)
+        self.pool.give_back(freed, hold.touching(self.pool.streams))
+        self.changed()
+
+    def fork(self, hold: Hold, opened_in: CodeType, opened_at: int) -> Hold:
+        """A second hold, entered, on what the first has matched and published."""
+        twin = self.new(hold.key, hold.limit, hold.priority, hold.store, hold.resume, hold.stream, opened_in, opened_at)
+        twin.node_id = self._core.pin(hold.ref) if hold.node_id else 0
+        twin.num_matched = twin.published = twin.committed = hold.published
+        twin.counted = True
+        self.enter(twin)
+        return twin
+
+    def release(self, hold: Hold) -> None:
+        """Give back all that a lease has, entered or not. Does not raise."""
+        if hold.released:
+            return
+        hold.released = True
+        self.holds.pop(hold.order, None)
+        if hold.waiting:
+            self.pressure.drop(
+                hold, LeaseReleasedError(f"the lease opened at {hold.where} was released while it waited")
+            )
+        streams = hold.touching(self.pool.streams)
+        freed: list[Freed] = []
+        if hold.node_id:
+            extra = frozenset(stream for stream in streams if stream not in self.pool.streams)
+            if extra:
+                self._core.mark_streams(hold.node_id, extra)
+            freed = self._core.unpin(hold.node_id)
+            hold.node_id = 0
+        own = hold.cut(0, self._params.page_size)
+        self.pool.give_back_all(freed)
+        self.pool.give_back(own, streams)
+        self.changed()
+
+    def changed(self) -> None:
+        """Slots came back or became evictable: see whether somebody waits for that."""
+        if (len(self.pressure) or self.gates) and not self.closed:
+            self.pressure.changed()
+
+    def after_take(self) -> None:
+        """Slots were taken: tell if the pool is below its low watermark now."""
+        if self.pool.num_coming < self._low_slots:
+            self._on_low()
+
+    def evict_slots(self, num_slots: int) -> int:
+        """Evict so many tokens, or all there are, into the allocator; how many it were."""
+        num_freed = self.pool.give_back_all(self._core.evict(num_slots))
+        self.num_evicted += num_freed
+        return num_freed
