@@ -160,7 +160,7 @@ class RadixKey:
     Source of the shape: SGLang's `RadixKey`.
     """
 
-    __slots__ = ("_hashes", "data", "item_bytes", "namespace", "start", "stop")
+    __slots__ = ("_bigrams", "_hashes", "data", "item_bytes", "namespace", "start", "stop")
 
     data: bytes
     start: int
@@ -175,12 +175,17 @@ class RadixKey:
         self.item_bytes = TOKEN_BYTES
         self.namespace = DEFAULT_NAMESPACE if extra_key is None else Namespace.of(extra_key)
         self._hashes: tuple[int, list[bytes]] | None = None
+        self._bigrams: RadixKey | None = None
 
     def _view(self, start: int, stop: int) -> RadixKey:
-        view = RadixKey.__new__(RadixKey)
-        view.data, view.start, view.stop = self.data, start, stop
-        view.item_bytes, view.namespace, view._hashes = self.item_bytes, self.namespace, None
-        return view
+        return self._make(self.data, start, stop, self.item_bytes)
+
+    def _make(self, data: bytes, start: int, stop: int, item_bytes: int) -> RadixKey:
+        key = RadixKey.__new__(RadixKey)
+        key.data, key.start, key.stop = data, start, stop
+        key.item_bytes, key.namespace = item_bytes, self.namespace
+        key._hashes = key._bigrams = None
+        return key
 
     def __len__(self) -> int:
         return (self.stop - self.start) // self.item_bytes
@@ -238,16 +243,15 @@ class RadixKey:
     def maybe_to_bigram_view(self, is_eagle: bool) -> RadixKey:
         """For EAGLE the N-1 bigrams of the N tokens, else (or when it is one already) the key itself.
 
-        A new key: the caller's is never changed. Does not wait.
+        A new key, made once: the caller's is never changed, and asking again costs nothing. Does not wait.
         """
         if not is_eagle or self.is_bigram:
             return self
-        ids = self.token_ids()
-        view = RadixKey.__new__(RadixKey)
-        view.data = b"" if len(ids) < 2 else np.stack((ids[:-1], ids[1:]), axis=1).tobytes()
-        view.start, view.stop, view.item_bytes = 0, len(view.data), BIGRAM_BYTES
-        view.namespace, view._hashes = self.namespace, None
-        return view
+        if self._bigrams is None:
+            ids = self.token_ids()
+            pairs = b"" if len(ids) < 2 else np.stack((ids[:-1], ids[1:]), axis=1).tobytes()
+            self._bigrams = self._make(pairs, 0, len(pairs), BIGRAM_BYTES)
+        return self._bigrams
 
     def hash_chain(self, page_size: int) -> list[bytes]:
         """The chained SHA-256 digest (32 bytes) of each whole page of this key.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from aradix.errors import ConfigError
@@ -47,7 +47,7 @@ def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
         raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class CacheInitParams:
     """How a cache is set up; all of it is checked at construction.
 
@@ -77,9 +77,10 @@ class CacheInitParams:
     disable: bool = False
     is_eagle: bool = False
     eviction_policy: Any = "lru"
-    evict_unit: Literal["page", "node"] = "page"
     low_watermark: float = 0.05
     high_watermark: float = 0.10
+    _: KW_ONLY
+    evict_unit: Literal["page", "node"] = "page"
     streams: tuple[Any, ...] = ()
     waiters_keep_pins: bool = True
     enable_kv_cache_events: bool = False
@@ -202,7 +203,7 @@ class FlushResult:
 class CacheStats:
     """A frozen view of the counters, in tokens unless named otherwise.
 
-    Idle sum: `free + fenced + evictable + protected + leased + detached + outside + quarantined == num_slots`.
+    Each slot is in one place: `free + fenced + evictable + protected + leased + outside + quarantined == num_slots`.
 
     Args:
         num_slots: of the pool.
@@ -210,8 +211,8 @@ class CacheStats:
         fenced: retired; a stream or a copy may still touch them.
         evictable: cached, pinned by nobody.
         protected: cached and pinned.
-        leased: held by leases, not committed.
-        detached: flushed, still pinned by a lease.
+        leased: held by leases, and not in the tree (any more): uncommitted, or flushed since.
+        detached: the part of `leased` that was flushed.
         outside: handed out by the allocator to somebody else than this cache.
         quarantined: lost to a fence that could not be recorded.
         num_nodes: of the tree, roots of namespaces not counted.

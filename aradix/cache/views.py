@@ -21,14 +21,13 @@ def make_stats(cache: RadixCache) -> CacheStats:
     """All counters of a cache."""
     core, pool, pressure = cache._core, cache._pool, cache._pressure
     allocator = pool.allocator
-    in_tree = core.evictable_tokens + core.protected_tokens + core.detached_tokens
     return CacheStats(
         num_slots=allocator.num_slots,
         free=allocator.available_size(),
         fenced=allocator.fenced_size(),
         evictable=core.evictable_tokens,
         protected=core.protected_tokens,
-        leased=pool.num_held - in_tree,
+        leased=pool.num_held - core.evictable_tokens - core.protected_tokens,
         detached=core.detached_tokens,
         outside=allocator.outside_size() + allocator.held_size() - pool.num_held,
         quarantined=allocator.quarantined_size(),

@@ -1,0 +1,229 @@
+"""The replay itself: requests in flight, side by side, over a real cache.
+
+Each does what a scheduler does: lease the prompt with its slots reserved, let others run (the engine would compute
+now), commit, then decode in steps, committing as it goes. No engine runs, so the times are the cache's own.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import anyio
+import numpy as np
+from anyio.lowlevel import checkpoint
+
+from aradix.cache.radix_cache import RadixCache
+from aradix.errors import InvariantError, RetractError
+from aradix.keys import RadixKey
+from aradix.memory.allocator import SlotAllocator
+from aradix.params import CacheInitParams, CacheStats
+from aradix.replay.request import Request
+from aradix.replay.schedule import Schedule
+
+__all__ = ["ReplayResult", "ReplaySetup", "replay"]
+
+DECODE_STEP_TOKENS = 64
+"""Output tokens allocated and committed at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaySetup:
+    """One run: the cache, and how it is driven."""
+
+    policy: str
+    num_pages: int
+    page_size: int
+    concurrency: int = 1
+    low_watermark: float = 0.05
+    high_watermark: float = 0.10
+    core: Any = "auto"
+    outputs: bool = False
+
+    def cache_params(self, num_pages: int | None = None) -> CacheInitParams:
+        """The cache's parameters, with a pool of its own of `num_pages` or the run's size.
+
+        Raises:
+            ConfigError: a value that cannot work.
+        """
+        num_slots = (self.num_pages if num_pages is None else num_pages) * self.page_size
+        return CacheInitParams(
+            allocator=SlotAllocator(num_slots, page_size=self.page_size),
+            page_size=self.page_size,
+            eviction_policy=self.policy,
+            low_watermark=self.low_watermark,
+            high_watermark=self.high_watermark,
+            tree_core=self.core,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """What one run found. Counts are in tokens unless named otherwise; percentiles in microseconds.
+
+    Args:
+        seconds: of the replay, without reading the trace and expanding its blocks.
+        num_waits: calls that had to wait for slots.
+        num_retracts: waiters that had to give way, and came back.
+    """
+
+    setup: ReplaySetup
+    num_requests: int
+    input_tokens: int
+    hit_tokens: int
+    output_tokens: int
+    evicted_tokens: int
+    num_waits: int
+    num_retracts: int
+    lease_p50_us: float
+    lease_p99_us: float
+    seconds: float
+
+    @property
+    def hit_ratio(self) -> float:
+        """Input tokens found in the cache, of all input tokens."""
+        return self.hit_tokens / self.input_tokens if self.input_tokens else 0.0
+
+    @property
+    def requests_per_s(self) -> float:
+        """Requests done in a second."""
+        return self.num_requests / self.seconds if self.seconds else 0.0
+
+
+async def replay(
+    requests: Iterator[Request], setup: ReplaySetup, on_progress: Callable[[int], None] | None = None
+) -> ReplayResult:
+    """Drive a cache over requests, `setup.concurrency` of them in flight. Waits until the last one is done.
+
+    Args:
+        requests: in order; read as they are needed.
+        setup: of the run.
+        on_progress: told how many requests are done, after each.
+
+    Raises:
+        ReplayError: the trace broke off.
+        ConfigError: the setup cannot work.
+        InvariantError: the cache was not whole afterwards, or a slot was missing.
+    """
+    run = _Run(requests, setup, on_progress)
+    try:
+        return await run.finish()
+    except BaseExceptionGroup as group:
+        # One failed request ends the run, and its error is the run's: callers look for that, not for a group.
+        leaf: BaseException = group
+        while isinstance(leaf, BaseExceptionGroup):
+            leaf = leaf.exceptions[0]
+        raise leaf from None
+
+
+class _Run:
+    """The counters of a run and the requests that write them."""
+
+    def __init__(
+        self, requests: Iterator[Request], setup: ReplaySetup, on_progress: Callable[[int], None] | None
+    ) -> None:
+        self._setup = setup
+        self._schedule = Schedule(requests)
+        self._on_progress = on_progress
+        self._capacity = setup.num_pages * setup.page_size
+        self._lease_seconds = array("d")
+        self._expand_seconds = 0.0
+        self._num_requests = 0
+        self._num_retracts = 0
+        self._input_tokens = 0
+        self._hit_tokens = 0
+        self._output_tokens = 0
+
+    async def finish(self) -> ReplayResult:
+        """Run all requests, then check that the idle cache is whole."""
+        async with RadixCache(self._setup.cache_params()) as cache:
+            begun = perf_counter()
+            async with anyio.create_task_group() as workers:
+                for _ in range(self._setup.concurrency):
+                    workers.start_soon(self._work, cache)
+            seconds = perf_counter() - begun - self._schedule.read_seconds - self._expand_seconds
+            stats = cache.stats()
+            cache.check()
+            _check_idle(stats)
+        lease_us = np.frombuffer(self._lease_seconds, np.float64) * 1e6 if self._lease_seconds else np.zeros(1)
+        p50, p99 = np.percentile(lease_us, (50, 99))
+        return ReplayResult(
+            setup=self._setup,
+            num_requests=self._num_requests,
+            input_tokens=self._input_tokens,
+            hit_tokens=self._hit_tokens,
+            output_tokens=self._output_tokens,
+            evicted_tokens=stats.evicted,
+            num_waits=stats.slot_waits,
+            num_retracts=self._num_retracts,
+            lease_p50_us=float(p50),
+            lease_p99_us=float(p99),
+            seconds=seconds,
+        )
+
+    async def _work(self, cache: RadixCache) -> None:
+        while (request := await self._schedule.take()) is not None:
+            await self._serve(cache, request)
+            self._schedule.finish(request)
+            self._num_requests += 1
+            self._input_tokens += request.input_tokens
+            if self._on_progress is not None:
+                self._on_progress(self._num_requests)
+
+    async def _serve(self, cache: RadixCache, request: Request) -> None:
+        begun = perf_counter()
+        tokens = request.prompt(self._capacity)
+        num_prompt = len(tokens)
+        if self._setup.outputs and len(request.output):
+            tokens = np.concatenate((tokens, request.output[: self._capacity - num_prompt]))
+        self._expand_seconds += perf_counter() - begun
+        if num_prompt == 0:
+            return
+        key = RadixKey(tokens, request.extra_key)
+        held = await self._prefill(cache, key, num_prompt, request.input_tokens)
+        while held < len(key):
+            self._num_retracts += 1
+            held = await self._resume(cache, key)
+        self._output_tokens += len(key) - num_prompt
+
+    async def _prefill(self, cache: RadixCache, key: RadixKey, num_prompt: int, weight: int) -> int:
+        """Compute the prompt and decode what fits; gives how much of the key was committed."""
+        prompt = key[:num_prompt]
+        asked = perf_counter()
+        async with cache.lease(prompt, reserve=num_prompt) as lease:
+            self._lease_seconds.append(perf_counter() - asked)
+            self._hit_tokens += min(lease.num_matched, weight)
+            await checkpoint()
+            lease.commit(prompt)
+            held = num_prompt
+            while held < len(key):
+                step = min(DECODE_STEP_TOKENS, len(key) - held)
+                try:
+                    await lease.allocate(step)
+                except RetractError:
+                    return held
+                await checkpoint()
+                held += step
+                lease.commit(key[:held])
+        return held
+
+    async def _resume(self, cache: RadixCache, key: RadixKey) -> int:
+        """After a retract: come back with all that the request will ever need, so that it cannot be stuck again."""
+        async with cache.lease(key, reserve=len(key), resume=True) as lease:
+            await checkpoint()
+            lease.commit(key)
+        return len(key)
+
+
+def _check_idle(stats: CacheStats) -> None:
+    """With nobody at work every slot is free, evictable, or behind a fence."""
+    idle = stats.free + stats.fenced + stats.evictable
+    if idle != stats.num_slots or stats.num_leases:
+        raise InvariantError(
+            f"after the replay {idle} of {stats.num_slots} slots are accounted for (free {stats.free}, fenced "
+            f"{stats.fenced}, evictable {stats.evictable}, protected {stats.protected}, leased {stats.leased}) "
+            f"and {stats.num_leases} leases are open"
+        )

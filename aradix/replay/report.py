@@ -1,0 +1,98 @@
+"""What is shown of the runs: a line of JSON each, or one table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import IO, Any
+
+import msgspec
+
+from aradix.replay.driver import ReplayResult
+
+__all__ = ["as_json", "print_table"]
+
+_LEFT = frozenset({"policy"})
+
+
+def as_json(result: ReplayResult, *, trace: str, capacity: str) -> str:
+    """One run as one line of JSON. `capacity` is as it was asked for; `capacity_tokens` what it came to."""
+    setup = result.setup
+    fields: dict[str, Any] = {
+        "trace": trace,
+        "policy": setup.policy,
+        "capacity": capacity,
+        "capacity_tokens": setup.num_pages * setup.page_size,
+        "page_size": setup.page_size,
+        "concurrency": setup.concurrency,
+        "low_watermark": setup.low_watermark,
+        "high_watermark": setup.high_watermark,
+        "core": setup.core,
+        "requests": result.num_requests,
+        "input_tokens": result.input_tokens,
+        "hit_tokens": result.hit_tokens,
+        "hit_ratio": round(result.hit_ratio, 6),
+        "output_tokens": result.output_tokens,
+        "evicted_tokens": result.evicted_tokens,
+        "slot_waits": result.num_waits,
+        "retracts": result.num_retracts,
+        "lease_p50_us": round(result.lease_p50_us, 1),
+        "lease_p99_us": round(result.lease_p99_us, 1),
+        "requests_per_s": round(result.requests_per_s, 1),
+        "seconds": round(result.seconds, 3),
+    }
+    return msgspec.json.encode(fields).decode()
+
+
+def _row(result: ReplayResult, capacity: str) -> dict[str, str]:
+    tokens = f"{result.setup.num_pages * result.setup.page_size:,}"
+    return {
+        "policy": result.setup.policy,
+        "capacity": "endless" if capacity == "inf" else tokens,
+        "hit ratio": f"{result.hit_ratio:.4f}",
+        "evicted": f"{result.evicted_tokens:,}",
+        "waits": f"{result.num_waits:,}",
+        "lease p50 us": f"{result.lease_p50_us:,.0f}",
+        "lease p99 us": f"{result.lease_p99_us:,.0f}",
+        "requests/s": f"{result.requests_per_s:,.0f}",
+    }
+
+
+def print_table(results: Sequence[tuple[str, ReplayResult]], *, title: str, file: IO[str]) -> None:
+    """All runs as a table; drawn by rich where it is installed and `file` is a terminal, plain otherwise.
+
+    Args:
+        results: the capacity each was asked for, and the run; at least one.
+        title: the line above.
+        file: to print to.
+    """
+    rows = [_row(result, capacity) for capacity, result in results]
+    if not (file.isatty() and _print_rich(rows, title, file)):
+        _print_plain(rows, title, file)
+
+
+def _print_rich(rows: Sequence[dict[str, str]], title: str, file: IO[str]) -> bool:
+    try:
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError:
+        return False
+    table = Table(title=title, title_justify="left", title_style="")
+    for name in rows[0]:
+        table.add_column(name, justify="left" if name in _LEFT else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row.values())
+    Console(file=file).print(table)
+    return True
+
+
+def _print_plain(rows: Sequence[dict[str, str]], title: str, file: IO[str]) -> None:
+    names = list(rows[0])
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in names}
+
+    def line(cells: dict[str, str]) -> str:
+        fitted = (
+            cells[name].ljust(widths[name]) if name in _LEFT else cells[name].rjust(widths[name]) for name in names
+        )
+        return "  ".join(fitted).rstrip()
+
+    print(title, line({name: name for name in names}), *(line(row) for row in rows), sep="\n", file=file)
