@@ -75,7 +75,8 @@ class Lease:
             cache._begin_open()
         if self._reserve is not None and not cache._pressure.admit_now(hold, self._reserve):
             await self._wait_for_admission(hold, self._reserve)
-        cache._leases.enter(hold)
+        if not hold.entered:
+            cache._leases.enter(hold)
         return self
 
     async def _wait_for_admission(self, hold: Hold, reserve: int) -> None:
@@ -240,6 +241,7 @@ class Lease:
         if not cache._pressure.grow_now(hold, count):
             cache._gates.forbid_waiting("slots")
             await cache._pressure.wait(SlotWaiter(hold, count, reserve=False))
+            self._entered()
 
     def allocate_nowait(self, num_tokens: int) -> None:
         """As `allocate`, but never waits.

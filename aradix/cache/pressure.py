@@ -71,8 +71,11 @@ class Admissions(Protocol):
     def drop_pins(self, hold: Hold) -> None:
         """Give up what a waiting lease has pinned."""
 
+    def enter(self, hold: Hold) -> None:
+        """A lease was admitted: from this step on it counts as held, though its task may still have to wake."""
+
     def count_query(self, hold: Hold) -> None:
-        """A lease was admitted."""
+        """A lease got its first slots."""
 
     def evict_slots(self, num_slots: int) -> int:
         """Evict so many tokens into the allocator."""
@@ -154,6 +157,7 @@ class Pressure:
         if slots is None:
             return False
         hold.add(slots, fresh)
+        self._cache.enter(hold)
         self._cache.count_query(hold)
         return True
 
