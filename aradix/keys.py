@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import index
 from typing import Any, NamedTuple, Self
 
@@ -65,6 +65,10 @@ class Namespace(_NamespaceFields):
         return super().__new__(cls, *values)
 
     @classmethod
+    def _make(cls, iterable: Iterable[Any]) -> Self:  # type: ignore[override]
+        return cls(*iterable)  # so that `_replace` is checked as well
+
+    @classmethod
     def of(cls, extra_key: str | Namespace | None) -> Namespace:
         """The namespace that an `extra_key` names. Does not wait."""
         if extra_key is None:
@@ -95,11 +99,11 @@ def _bad_tokens(problem: str) -> InvalidKeyError:
 
 def _pack_buffer(token_ids: Any) -> bytes:
     """An array, tensor or buffer of integers as int32 bytes: one check, one copy."""
-    if hasattr(token_ids, "detach"):  # a torch tensor, on whatever device; torch itself is not imported here
-        token_ids = token_ids.detach().cpu().numpy()
     try:
+        if hasattr(token_ids, "detach"):  # a torch tensor, on whatever device; torch itself is not imported here
+            token_ids = token_ids.detach().cpu().numpy()
         ids = np.asarray(token_ids)
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # whatever a foreign buffer or tensor type raises
         raise _bad_tokens(f"cannot read token ids from {type(token_ids).__name__}: {error}") from error
     if ids.ndim != 1:
         raise _bad_tokens(f"got an array of {ids.ndim} dimensions and shape {ids.shape}")
@@ -117,6 +121,13 @@ def _pack_buffer(token_ids: Any) -> bytes:
     return ids.astype(np.int32, copy=False).tobytes()
 
 
+def _scalar(token: Any) -> int:
+    """One id that is no plain int: a numpy or torch scalar, or anything with `__index__`."""
+    if getattr(token, "ndim", 0) != 0 or "bool" in str(getattr(token, "dtype", "")):
+        raise _bad_tokens(f"got {token!r} among the token ids")
+    return index(token)
+
+
 def _pack_sequence(token_ids: Sequence[Any]) -> bytes:
     """A sequence of Python ints (or things with `__index__`) as int32 bytes."""
     kinds = set(map(type, token_ids))
@@ -125,7 +136,7 @@ def _pack_sequence(token_ids: Sequence[Any]) -> bytes:
             if kind in (bool, np.bool_) or not hasattr(kind, "__index__"):
                 raise _bad_tokens(f"got a {kind.__name__} among the token ids")
         try:
-            token_ids = [index(token) for token in token_ids]
+            token_ids = [_scalar(token) for token in token_ids]
         except TypeError as error:
             raise _bad_tokens(f"a token id is not an integer: {error}") from error
     try:
@@ -138,11 +149,18 @@ def _pack_sequence(token_ids: Sequence[Any]) -> bytes:
 
 
 def _pack(token_ids: Any) -> bytes:
+    if isinstance(token_ids, bytes | bytearray):
+        token_ids = memoryview(token_ids)
     if isinstance(token_ids, array | np.ndarray | memoryview) or hasattr(token_ids, "detach"):
         return _pack_buffer(token_ids)
     if isinstance(token_ids, str) or not isinstance(token_ids, Sequence):
         raise _bad_tokens(f"got a {type(token_ids).__name__}, which is not a sequence of ints")
     return _pack_sequence(token_ids)
+
+
+def _check_page_size(page_size: int) -> None:
+    if page_size < 1:
+        raise InvalidKeyError(f"page_size must be at least 1, got {page_size}")
 
 
 class RadixKey:
@@ -238,6 +256,7 @@ class RadixKey:
 
     def page_aligned(self, page_size: int) -> RadixKey:
         """The key cut down to whole pages of `page_size` tokens. Shares memory; does not wait."""
+        _check_page_size(page_size)
         return self[: len(self) // page_size * page_size]
 
     def maybe_to_bigram_view(self, is_eagle: bool) -> RadixKey:
@@ -260,8 +279,7 @@ class RadixKey:
         follows the namespace's own digest, which is empty in the default namespace. Computed once; does not wait.
         Source: SGLang's page hash, with the namespace hashed as well.
         """
-        if page_size < 1:
-            raise InvalidKeyError(f"page_size must be at least 1, got {page_size}")
+        _check_page_size(page_size)
         if self._hashes is None or self._hashes[0] != page_size:
             tokens = memoryview(self.data)[self.start : self.stop]
             self._hashes = (page_size, extend_hash_chain(self.namespace.digest(), tokens, page_size * self.item_bytes))

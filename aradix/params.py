@@ -6,12 +6,13 @@ Records only: no torch, no waiting. Counts are in tokens unless the name says ot
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from aradix.errors import ConfigError
 from aradix.keys import RadixKey
+from aradix.policies import policy_named
 
 if TYPE_CHECKING:
     import torch
@@ -105,6 +106,9 @@ class CacheInitParams:
                 raise ConfigError(f"{name} must be a bool, got {getattr(self, name)!r}")
         if not callable(self.clock):
             raise ConfigError(f"clock must be callable and give seconds, got {self.clock!r}")
+        policy_named(self.eviction_policy)
+        if isinstance(self.streams, str) or not isinstance(self.streams, Iterable):
+            raise ConfigError(f"streams must be a tuple of the engine's streams, got {self.streams!r}")
         object.__setattr__(self, "streams", tuple(self.streams))
         if str(self.allocator.device).startswith("cuda") and not self.streams:
             raise ConfigError("on CUDA the engine's streams must be named: streams=(torch.cuda.current_stream(), ...)")

@@ -1,18 +1,15 @@
-"""Eviction policies, by name or as objects: the public face of `aradix.tree.policies`."""
+"""Which leaf is worth the least: an eviction policy ranks nodes, and the lowest rank goes first.
 
-from aradix.tree.policies import (
-    FIFO,
-    FILO,
-    LFU,
-    LRU,
-    MRU,
-    POLICIES,
-    SLRU,
-    EvictionPolicy,
-    NodeStats,
-    Priority,
-    policy_named,
-)
+A policy reads `NodeStats` and returns something sortable. Times in it are ticks of the tree's own counter, one a
+step, so the order never depends on a clock. Your own policy is any object with a `rank` method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+from aradix.errors import ConfigError
 
 __all__ = [
     "FIFO",
@@ -26,4 +23,147 @@ __all__ = [
     "NodeStats",
     "Priority",
     "policy_named",
+    "state_reader",
 ]
+
+
+class NodeStats(Protocol):
+    """What a policy may look at."""
+
+    @property
+    def last_access(self) -> int:
+        """Tick of the last match, insert or release that went through the node."""
+
+    @property
+    def created(self) -> int:
+        """Tick at which the node's tokens were inserted; a split keeps it."""
+
+    @property
+    def hit_count(self) -> int:
+        """How often its tokens were found again by an admitted lease or an insert."""
+
+    @property
+    def priority(self) -> int:
+        """The highest priority among the inserts that went through it."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in this node alone."""
+
+
+@runtime_checkable
+class EvictionPolicy(Protocol):
+    """Anything that ranks nodes.
+
+    A policy may also have `state(node)`: all of the node's history that its ranks will ever depend on, sizes aside. An
+    only child is merged into its parent where their states are equal; without the method, where their histories are.
+    """
+
+    def rank(self, node: NodeStats, /) -> Any:
+        """Something sortable; the lowest is evicted first. Must not wait and must not change the node."""
+
+
+class LRU:
+    """Least recently used first."""
+
+    def rank(self, node: NodeStats) -> int:
+        return node.last_access
+
+    state = rank
+
+
+class MRU:
+    """Most recently used first."""
+
+    def rank(self, node: NodeStats) -> int:
+        return -node.last_access
+
+    state = rank
+
+
+class FIFO:
+    """Oldest first."""
+
+    def rank(self, node: NodeStats) -> int:
+        return node.created
+
+    state = rank
+
+
+class FILO:
+    """Youngest first."""
+
+    def rank(self, node: NodeStats) -> int:
+        return -node.created
+
+    state = rank
+
+
+class LFU:
+    """Least often hit first; ties go by recency."""
+
+    def rank(self, node: NodeStats) -> tuple[int, int]:
+        return node.hit_count, node.last_access
+
+    state = rank
+
+
+class Priority:
+    """Lowest priority first; ties go by recency."""
+
+    def rank(self, node: NodeStats) -> tuple[int, int]:
+        return node.priority, node.last_access
+
+    state = rank
+
+
+class SLRU:
+    """Segmented LRU: what was hit twice or more outlives what was not; each segment goes by recency.
+
+    Source: Karedla, Love and Wherry, "Caching strategies to improve disk system performance" (1994).
+    """
+
+    protected_from = 2
+
+    def rank(self, node: NodeStats) -> tuple[bool, int]:
+        return node.hit_count >= self.protected_from, node.last_access
+
+    def state(self, node: NodeStats) -> tuple[int, int]:
+        return min(node.hit_count, self.protected_from), node.last_access
+
+
+POLICIES: dict[str, type[EvictionPolicy]] = {
+    "lru": LRU,
+    "lfu": LFU,
+    "slru": SLRU,
+    "fifo": FIFO,
+    "mru": MRU,
+    "filo": FILO,
+    "priority": Priority,
+}
+
+
+def state_reader(policy: EvictionPolicy) -> Callable[[NodeStats], Any]:
+    """What tells two neighbours apart under a policy."""
+    return getattr(policy, "state", _whole_history)
+
+
+def _whole_history(node: NodeStats) -> tuple[int, int, int, int]:
+    return node.last_access, node.created, node.hit_count, node.priority
+
+
+def policy_named(policy: str | EvictionPolicy) -> EvictionPolicy:
+    """The policy of that name, or the object itself if it has a `rank` method.
+
+    Raises:
+        ConfigError: no such name, or an object that cannot rank.
+    """
+    if isinstance(policy, str):
+        if policy not in POLICIES:
+            raise ConfigError(
+                f"eviction_policy must be one of {', '.join(POLICIES)} or an object with rank(node), got {policy!r}"
+            )
+        return POLICIES[policy]()
+    if isinstance(policy, type) or not isinstance(policy, EvictionPolicy):
+        raise ConfigError(f"eviction_policy needs a rank(node) method, got {policy!r}")
+    return policy

@@ -26,7 +26,7 @@ def audit_cache(cache: RadixCache) -> None:
         InvariantError: naming what differs.
     """
     cache._params.allocator.check()
-    tree = audit_tree(cache._core, _live_pins(cache), merges=cache._params.evict_unit == "page")
+    tree = audit_tree(cache._core, _live_pins(cache))
     problems = [*tree.problems, *_audit_holds(cache), *_audit_gates(cache)]
     leased = [np.frombuffer(hold.own, np.int64) for hold in cache._holds.values() if hold.own]
     problems += _audit_slots(cache, {"cached": tree.cached, "detached": tree.detached, "leased": _join(leased)})
@@ -45,6 +45,7 @@ def _live_pins(cache: RadixCache) -> Counter[int]:
     pins = Counter(hold.node_id for hold in cache._holds.values() if hold.node_id)
     pins.update(waiter.hold.node_id for waiter in cache._pressure.admission if waiter.hold.node_id)
     pins.update(cache._low_pins.node_ids())
+    pins.update(passing.node_id for passing in cache._leases.passing if passing.node_id)
     for gate in cache._gates.standing:
         pins[gate.node_id] += 1
         pins.update(gate.leaves)

@@ -70,9 +70,8 @@ class Lease:
         if cache._is_turn_over():
             await checkpoint()
             cache._begin_open()
-        while not cache._leases.rematch(hold):
-            await cache._gates.wait_for_change()
-            cache._begin_open()
+        if not cache._leases.rematch(hold):
+            await cache._leases.wait_at_gate(hold)
         if self._reserve is not None and not cache._pressure.admit_now(hold, self._reserve):
             await self._wait_for_admission(hold, self._reserve)
         if not hold.entered:

@@ -24,7 +24,16 @@ from aradix.keys import RadixKey
 from aradix.params import CacheInitParams, InsertResult
 from aradix.tree.protocol import Freed, Ready, TreeCore
 
-__all__ = ["Leases"]
+__all__ = ["Leases", "Passage"]
+
+
+class Passage:
+    """A low-level call that a gate let in, and that has not woken yet."""
+
+    __slots__ = ("node_id",)
+
+    def __init__(self) -> None:
+        self.node_id = 0
 
 
 class Leases:
@@ -49,6 +58,8 @@ class Leases:
         self.pressure = Pressure(core, self.pool, self, self.holds)
         self.gates = Gates(core, self.pressure, self.pool.give_back_all)
         self.low_pins = LowLevelPins(core)
+        self.passing: set[Hold | Passage] = set()
+        """Let in by a gate in the step that opened it, and not awake yet: pinned, and neither held nor queued."""
         self.closed = False
         self.num_queries = 0
         self.num_query_tokens = 0
@@ -109,6 +120,41 @@ class Leases:
                 return False
         return True
 
+    async def wait_at_gate(self, hold: Hold) -> None:
+        """`rematch` once a gate lets it pass. Waits; cancelled, the lease is released."""
+
+        def step() -> bool:
+            passed = self.rematch(hold)
+            if passed:
+                self.passing.add(hold)
+            return passed
+
+        def undo() -> None:
+            self.passing.discard(hold)
+            self.release(hold)
+
+        await self.gates.wait_in_line(step, undo)
+        self.passing.discard(hold)
+
+    async def wait_pinned(self, view: RadixKey) -> Passage:
+        """Match and pin a key once a gate lets it pass; the caller unpins it before its next await. Waits."""
+        passage = Passage()
+
+        def step() -> bool:
+            passage.node_id = (match := self._core.match(view, pin=True)).node_id
+            if not match.gate:
+                self.passing.add(passage)
+            return not match.gate
+
+        def undo() -> None:
+            self.passing.discard(passage)
+            self.pool.give_back_all(self._core.unpin(passage.node_id))
+            self.changed()
+
+        await self.gates.wait_in_line(step, undo)
+        self.passing.discard(passage)
+        return passage
+
     def drop_pins(self, hold: Hold) -> None:
         """Give up what a lease that waits to be entered has pinned."""
         node_id, hold.node_id = hold.node_id, 0
@@ -135,6 +181,7 @@ class Leases:
         allocator = self._params.allocator
         return bool(
             self.low_pins
+            or self.passing
             or any(gate.granted for gate in self.gates.standing)
             or allocator.outside_size()
             or allocator.held_size() > self.pool.num_held

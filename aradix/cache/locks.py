@@ -35,7 +35,7 @@ __all__ = ["Exclusive", "Gates", "StandingGate"]
 class StandingGate:
     """A gate at a node: pending until `granted`. It pins its node, and once granted every leaf below."""
 
-    __slots__ = ("depth", "event", "granted", "leaves", "node_id", "task_id")
+    __slots__ = ("depth", "error", "event", "granted", "leaves", "node_id", "task_id")
 
     def __init__(self, node_id: int, depth: int, task_id: int) -> None:
         self.node_id = node_id
@@ -43,6 +43,18 @@ class StandingGate:
         self.task_id = task_id
         self.granted = False
         self.leaves: list[int] = []
+        self.error: BaseException | None = None
+        self.event = anyio.Event()
+
+
+class _Walker:
+    """A call that met a gate: the step it wants to take."""
+
+    __slots__ = ("error", "event", "step")
+
+    def __init__(self, step: Callable[[], bool]) -> None:
+        self.step = step
+        self.error: BaseException | None = None
         self.event = anyio.Event()
 
 
@@ -51,8 +63,10 @@ class Gates:
 
     def __init__(self, core: TreeCore, pressure: Pressure, give_back: Callable[[list[Freed]], Any]) -> None:
         self.standing: list[StandingGate] = []
-        self._walkers: list[anyio.Event] = []
         self.num_waits = 0
+        self._walkers: list[_Walker] = []
+        self._serving = False
+        self._serve_again = False
         self._core = core
         self._pressure = pressure
         self._give_back = give_back
@@ -77,51 +91,94 @@ class Gates:
                 "leave the `async with cache.exclusive(...)` block first"
             )
 
-    async def wait_for_change(self) -> None:
-        """Wait until a gate opened or lets walkers pass; then walk again. Waits, holding nothing."""
+    async def wait_in_line(self, step: Callable[[], bool], undo: Callable[[], None]) -> None:
+        """Wait until a step that met a gate was taken: by whoever opens it, before this task wakes. Waits.
+
+        So nobody barges in, and who waits is served first come, first served, on every event loop.
+
+        Args:
+            step: takes the step, and tells whether it could; it is called again when a gate opens.
+            undo: called if this call is cancelled in the moment in which its step was taken.
+
+        Raises:
+            UsageError: this task holds a subtree.
+            CacheClosedError: the cache was closed meanwhile.
+        """
         self.forbid_waiting("a gate")
-        event = anyio.Event()
-        self._walkers.append(event)
+        walker = _Walker(step)
+        self._walkers.append(walker)
         self.num_waits += 1
         try:
-            await event.wait()
-        finally:
-            if event in self._walkers:
-                self._walkers.remove(event)
+            await walker.event.wait()
+        except BaseException:
+            if walker in self._walkers:
+                self._walkers.remove(walker)
+            elif walker.error is None:
+                undo()
+            raise
+        if walker.error is not None:
+            raise walker.error
 
-    def wake_walkers(self) -> None:
-        """Let every waiting walker look again, first come first served."""
+    def serve_walkers(self) -> None:
+        """Let every waiting walker try again, first come first served. Does not wait."""
+        self._serve_again = True
+        if self._serving:
+            return
+        self._serving = True
+        try:
+            while self._serve_again:
+                self._serve_again = False
+                for walker in list(self._walkers):
+                    if walker.step():
+                        self._walkers.remove(walker)
+                        walker.event.set()
+        finally:
+            self._serving = False
+
+    def close_down(self, make_error: Callable[[], BaseException]) -> None:
+        """End every wait with an error. Does not wait."""
         walkers, self._walkers = self._walkers, []
-        for event in walkers:
-            event.set()
+        pending = [gate for gate in self.standing if not gate.granted]
+        ends: list[_Walker | StandingGate] = [*walkers, *pending]
+        for waiting in ends:
+            waiting.error = make_error()
+            waiting.event.set()
 
     async def close(self, key: RadixKey) -> StandingGate:
         """Close a gate where the match of a key ends, and wait until it is granted; cancelled, it opens again."""
-        while True:
+        task_id = anyio.get_current_task().id
+        placed: list[StandingGate] = []
+
+        def step() -> bool:
             closed = self._core.close_gate(key)
             if not closed.met:
-                break
-            await self.wait_for_change()
-        gate = StandingGate(closed.node_id, closed.num_matched, anyio.get_current_task().id)
-        self.standing.append(gate)
+                placed.append(StandingGate(closed.node_id, closed.num_matched, task_id))
+                self.standing.append(placed[0])
+            return not closed.met
+
+        if not step():
+            await self.wait_in_line(step, lambda: self.open(placed[0]))
+        gate = placed[0]
         self._pressure.changed()
         if not gate.granted:
             try:
                 await gate.event.wait()
+                if gate.error is not None:
+                    raise gate.error
             except BaseException:
                 self.open(gate)
                 raise
         return gate
 
     def open(self, gate: StandingGate) -> None:
-        """Open a gate, granted or not, and let whoever waited go on. Does not wait."""
+        """Open a gate, granted or not, and serve whoever waited. Does not wait."""
         if gate not in self.standing:
             return
         self.standing.remove(gate)
         self.unpin_leaves(gate)
         self._give_back(self._core.open_gate(gate.node_id))
         self._pressure.admission_unblocked()
-        self.wake_walkers()
+        self.serve_walkers()
         self._pressure.changed()
 
     def pin_leaves(self, gate: StandingGate) -> None:
@@ -145,16 +202,16 @@ class Gates:
             if gate.granted:
                 continue
             if self._core.lock_ref(gate.node_id) == 1 and not self._has_earlier(gate):
-                self._core.set_gate(gate.node_id, Gate.CLOSED)
+                self._core.set_gate(gate.node_id, Gate.GRANTED)
                 gate.granted = True
                 self.pin_leaves(gate)
                 gate.event.set()
             elif self._must_let_pass(gate):
                 self._core.set_gate(gate.node_id, Gate.PASSING)
                 self._pressure.admission_unblocked()
-                self.wake_walkers()
+                self.serve_walkers()
             else:
-                self._core.set_gate(gate.node_id, Gate.CLOSED)
+                self._core.set_gate(gate.node_id, Gate.PENDING)
 
     def _revoke_below(self, gate: StandingGate) -> None:
         while self._pressure.revoke_pins(lambda hold: self._core.is_below(hold.node_id, gate.node_id)):

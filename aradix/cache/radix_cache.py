@@ -28,7 +28,7 @@ from aradix.cache.evictor import Background
 from aradix.cache.hold import Hold
 from aradix.cache.home import Home
 from aradix.cache.lease import Lease, count_of
-from aradix.cache.leases import Leases
+from aradix.cache.leases import Leases, Passage
 from aradix.cache.locks import Exclusive, StandingGate
 from aradix.cache.low_level import value_array
 from aradix.cache.pressure import too_large
@@ -49,7 +49,7 @@ from aradix.params import (
     NodeRef,
 )
 from aradix.tree import make_core
-from aradix.tree.protocol import NOWHERE
+from aradix.tree.protocol import NOWHERE, Slots
 
 __all__ = ["RadixCache"]
 
@@ -124,8 +124,8 @@ class RadixCache(BasePrefixCache):
         self._unsubscribe()
         self._drain_dropped()
         self._pressure.drop_all(self._closed_error)
+        self._gates.close_down(self._closed_error)
         self._pool.give_back_all(self._core.detach().freed)
-        self._gates.wake_walkers()
 
     @staticmethod
     def _closed_error() -> CacheClosedError:
@@ -257,11 +257,10 @@ class RadixCache(BasePrefixCache):
         task_id = anyio.get_current_task().id
         if any(gate.task_id == task_id for gate in self._gates.standing):
             raise UsageError("this task holds a subtree already, and may hold only one; leave that block first")
-        gate = await self._gates.close(view)
-        if self._leases.closed:
-            self._gates.open(gate)
-            raise self._closed_error()
-        return gate
+        if self._is_turn_over():
+            await checkpoint()
+            self._begin_open()
+        return await self._gates.close(view)
 
     def _open_gate(self, gate: StandingGate) -> None:
         self._gates.open(gate)
@@ -289,11 +288,20 @@ class RadixCache(BasePrefixCache):
         if self._is_turn_over():
             await checkpoint()
             self._begin_open()
-        while (match := self._core.match(view)).gate:
-            await self._gates.wait_for_change()
-            self._begin_open()
+        match = self._core.match(view)
+        while match.gate:
+            passage = await self._leases.wait_pinned(view)
+            self._end_passage(passage)
+            match = self._core.match(view, past_pending=True)
         self._pool.order_all_after(match.ready)
         return MatchResult(self._slots_tensor(match.last), match.last, match.last, match.last)
+
+    def _end_passage(self, passage: Passage) -> None:
+        """Unpin what kept the way open. Its caller takes its step at once: no gate is granted in between."""
+        self._pool.give_back_all(self._core.unpin(passage.node_id, touch=False))
+        # A gate may be granted now, or a waiter served, but only after the caller had the chance to pin what it got.
+        assert self._home is not None
+        self._home.call_soon(self._leases.changed)
 
     async def insert(self, params: InsertParams) -> InsertResult:
         self._begin_open()
@@ -304,23 +312,27 @@ class RadixCache(BasePrefixCache):
         if self._is_turn_over():
             await checkpoint()
             self._begin_open()
+        result = self._insert(view, value, params.priority, past_pending=False)
+        while result is None:
+            passage = await self._leases.wait_pinned(view)
+            self._end_passage(passage)
+            result = self._insert(view, value, params.priority, past_pending=True)
+        self._leases.changed()
+        return result
+
+    def _insert(self, view: RadixKey, value: Slots, priority: int, past_pending: bool) -> InsertResult | None:
+        """Insert in one step, or change nothing where a gate stands in the way."""
         page_size = self._params.page_size
-        stop = len(view) // page_size * page_size
-        while True:
-            start = self._core.peek(view)
-            adopted = value[start:stop]
-            ready = self._leases.record_ready(self._pool.streams if start < stop else ())
-            self._pool.adopt(adopted)
-            done = self._core.insert(view, value[:stop], priority=params.priority, ready=ready)
-            if not isinstance(done, int):
-                break
-            self._pool.disown(adopted)
-            await self._gates.wait_for_change()
-            self._begin_open()
+        start, stop = self._core.peek(view), len(view) // page_size * page_size
+        ready = self._leases.record_ready(self._pool.streams if start < stop else ())
+        self._pool.adopt(value[start:stop])
+        done = self._core.insert(view, value[:stop], priority=priority, ready=ready, past_pending=past_pending)
+        if isinstance(done, int):
+            self._pool.disown(value[start:stop])
+            return None
         self._pool.order_all_after(done.ready)
         duplicates = np.concatenate((value[:start][value[:start] != done.existing], value[stop:]))
-        self._leases.changed()
-        return InsertResult(done.prefix_len, done.last, torch.from_numpy(duplicates), len(adopted))
+        return InsertResult(done.prefix_len, done.last, torch.from_numpy(duplicates), stop - start)
 
     async def evict(self, params: EvictParams) -> EvictResult:
         self._begin_open()
@@ -352,8 +364,8 @@ class RadixCache(BasePrefixCache):
         self._begin_open()
         done = self._core.detach(None if namespace is None else Namespace.of(namespace))
         self._pool.give_back_all(done.freed)
-        self._gates.wake_walkers()
         self._pressure.admission_unblocked()
+        self._gates.serve_walkers()
         self._leases.changed()
         return FlushResult(done.num_freed, done.num_held)
 

@@ -221,7 +221,7 @@ class Limbo:
         if batch.marks or batch.fence is not None:
             self._file(batch)
         else:
-            batch.gone = True
+            # Its marks are gone, so nobody comes by this batch again.
             self.num_pages -= len(batch.pages)
             passed.append(batch.pages)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from aradix.errors import ConfigError
-from aradix.tree.policies import EvictionPolicy, policy_named
+from aradix.policies import EvictionPolicy, policy_named
 from aradix.tree.protocol import TreeCore
 from aradix.tree.radix_tree import RadixTree
 

@@ -30,13 +30,12 @@ def _join(views: list[NodeView]) -> Slots:
     return np.concatenate([view.slots for view in views]) if views else np.empty(0, np.int64)
 
 
-def audit_tree(core: TreeCore, pins: Mapping[int, int], *, merges: bool = True) -> TreeAudit:
+def audit_tree(core: TreeCore, pins: Mapping[int, int]) -> TreeAudit:
     """Recount a tree.
 
     Args:
         core: the tree; it is not changed.
         pins: how many live pins end at each node.
-        merges: whether equal neighbours have to be one node (I8).
     """
     live, detached = list(core.walk()), list(core.walk(detached=True))
     problems: list[str] = []
@@ -45,7 +44,7 @@ def audit_tree(core: TreeCore, pins: Mapping[int, int], *, merges: bool = True) 
         problems += _audit_locks(views, pins)
     problems += _audit_counters(core, live, detached)
     problems += _audit_gates(live)
-    if merges:
+    if core.merges:
         problems += _audit_merging(live)
     known = {view.node_id for view in live} | {view.node_id for view in detached}
     problems += [

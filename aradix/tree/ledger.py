@@ -13,9 +13,9 @@ import numpy as np
 
 from aradix.events import BlockRemoved, BlockStored, KVCacheEvent
 from aradix.keys import TOKEN_BYTES, Namespace, extend_hash_chain
+from aradix.policies import LRU, EvictionPolicy, state_reader
 from aradix.tree.evictable import EvictableIndex
 from aradix.tree.node import TreeNode, newest_ready
-from aradix.tree.policies import LRU, EvictionPolicy
 from aradix.tree.protocol import Freed, Ready, Slots
 
 __all__ = ["NO_SLOTS", "Ledger"]
@@ -44,8 +44,9 @@ class Ledger:
         self._item_bytes = item_bytes
         self._page_bytes = page_size * item_bytes
         self._policy: EvictionPolicy = policy or LRU()
-        self._state_of: Any = getattr(self._policy, "state", self._policy.rank)
+        self._state_of = state_reader(self._policy)
         self._whole_nodes = evict_unit == "node"
+        self.merges = not self._whole_nodes
         self._events: list[KVCacheEvent] | None = [] if record_events else None
         self._tick = 0
         self._last_id = 0
@@ -82,6 +83,7 @@ class Ledger:
         head = child.split_head(self._new_id(), size, size // self._item_bytes, self._page_bytes)
         self._nodes[head.node_id] = head
         self.num_nodes += not head.detached
+        self._refile(child)  # it is smaller now, which a policy may look at
         return head
 
     def _unlink(self, node: TreeNode) -> TreeNode:
@@ -102,7 +104,7 @@ class Ledger:
             self._prune(parent)
         elif not parent.children:
             self._refile(parent)
-        elif len(parent.children) == 1 and merge and not self._whole_nodes:
+        elif len(parent.children) == 1 and merge and self.merges:
             self._try_merge(parent)
 
     def _trim(self, leaf: TreeNode, num_tokens: int) -> Slots:
@@ -206,13 +208,21 @@ class Ledger:
         self.failure = error
         self._policy = LRU()
         self._state_of = self._policy.rank
+        self.merges = False  # what the old policy told apart may be equal now, all over the tree
         self._evictable.refile(self._policy.rank)
+
+    def _state(self, node: TreeNode) -> Any:
+        try:
+            return self._state_of(node)
+        except Exception as error:
+            self._policy_failed(error)
+            return self._state_of(node)
 
     # ---- merging ----
 
     def _merge_path(self, bottom: TreeNode) -> int:
         """Merge what became equal at a node and on the path above it; the id that names its end then."""
-        if self._whole_nodes:
+        if not self.merges:
             return bottom.node_id
         if bottom.parent is not None and len(bottom.children) == 1:
             self._try_merge(bottom)
@@ -228,11 +238,7 @@ class Ledger:
         (child,) = parent.children.values()
         if parent.lock_ref != child.lock_ref or parent.gate or child.gate:
             return False
-        try:
-            if self._state_of(parent) != self._state_of(child):
-                return False
-        except Exception as error:
-            self._policy_failed(error)
+        if self._state(parent) != self._state(child) or not self.merges:
             return False
         del self._nodes[parent.node_id]
         self._evictable.discard(child)

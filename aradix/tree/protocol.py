@@ -43,7 +43,10 @@ class Gate(IntEnum):
     NONE = 0
     PASSING = 1
     """There is a gate, but walkers may pass for now."""
-    CLOSED = 2
+    PENDING = 2
+    """Closed, but not granted yet: only a walker that was let in before may go on."""
+    GRANTED = 3
+    """Somebody has the subtree for himself."""
 
 
 class Ready(NamedTuple):
@@ -144,6 +147,9 @@ class TreeCore(Protocol):
     failure: BaseException | None
     """The first exception of a user's policy, after which the tree ranks by recency; the shell must report it."""
 
+    merges: bool
+    """Whether neighbours that became equal are one node; not after a failure, nor where whole leaves are evicted."""
+
     @property
     def evictable_tokens(self) -> int: ...
     @property
@@ -158,18 +164,28 @@ class TreeCore(Protocol):
     def version(self) -> int:
         """Changes whenever a new prefix became matchable."""
 
-    def match(self, key: RadixKey, *, limit: int | None = None, pin: bool = False) -> Match:
-        """Walk, split at the end, touch the path, and pin it in the same step if asked. `limit` is in tokens."""
+    def match(self, key: RadixKey, *, limit: int | None = None, pin: bool = False, past_pending: bool = False) -> Match:
+        """Walk, split at the end, touch the path, and pin it in the same step if asked. `limit` is in tokens.
+
+        With `past_pending` only granted gates stop it.
+        """
 
     def peek(self, key: RadixKey) -> int:
         """Tokens that a match would find: no split, no touch, no statistics; gates are looked through."""
 
     def insert(
-        self, key: RadixKey, slots: Slots, *, priority: int = 0, ready: tuple[Ready, ...] = ()
+        self,
+        key: RadixKey,
+        slots: Slots,
+        *,
+        priority: int = 0,
+        ready: tuple[Ready, ...] = (),
+        past_pending: bool = False,
     ) -> Inserted | int:
         """Insert the whole pages of a key from its root; or the id of the gate met, and then nothing was changed.
 
-        `slots` are of all its tokens. The part that was held already counts a hit.
+        `slots` are of all its tokens. The part that was held already counts a hit. With `past_pending` only granted
+        gates stop it.
         """
 
     def extend(
@@ -210,7 +226,7 @@ class TreeCore(Protocol):
         """Gate the node at which the match of a key ends, and pin it; unless a gate is met, even one that lets pass."""
 
     def set_gate(self, node_id: int, gate: Gate) -> None:
-        """Let walkers pass a gated node (`PASSING`), or stop them again (`CLOSED`)."""
+        """Let walkers pass a gated node, or stop them again."""
 
     def open_gate(self, node_id: int) -> list[Freed]:
         """Remove a gate and its pin."""

@@ -19,11 +19,23 @@ from aradix.keys import TOKEN_BYTES, Namespace, RadixKey
 from aradix.params import NodeRef
 from aradix.tree.ledger import NO_SLOTS, Ledger
 from aradix.tree.node import TreeNode, newest_ready
-from aradix.tree.protocol import NOWHERE, Closed, Detached, Freed, Gate, Inserted, Match, NodeView, Ready, Slots
+from aradix.tree.protocol import (
+    NOWHERE,
+    Closed,
+    Detached,
+    Freed,
+    Gate,
+    Inserted,
+    Match,
+    NodeView,
+    Ready,
+    Slots,
+)
 
 __all__ = ["RadixTree"]
 
 _BLOCK_BYTES = 1 << 16
+_NOTHING_STOPS = Gate.GRANTED + 1
 _NO_MATCH = Match(0, 0, NOWHERE, 0, ())
 
 
@@ -43,13 +55,13 @@ class RadixTree(Ledger):
 
     # ---- walking ----
 
-    def match(self, key: RadixKey, *, limit: int | None = None, pin: bool = False) -> Match:
+    def match(self, key: RadixKey, *, limit: int | None = None, pin: bool = False, past_pending: bool = False) -> Match:
         root = self._roots.get(key.namespace)
         if root is None:
             if not pin:
                 return _NO_MATCH
             root = self._new_root(key.namespace)
-        node, child, size, gate = self._enter(key, root, self._stop(key, limit))
+        node, child, size, gate = self._enter(key, root, self._stop(key, limit), past_pending)
         if gate:
             return Match(0, 0, NOWHERE, gate, ())
         if child is not None:
@@ -65,7 +77,7 @@ class RadixTree(Ledger):
         root = self._roots.get(key.namespace)
         if root is None:
             return 0
-        node, _, size, _ = self._descend(key, root, self._stop(key, None), through_gates=True)
+        node, _, size, _ = self._descend(key, root, self._stop(key, None), _NOTHING_STOPS)
         return (node.depth + size) // self._item_bytes
 
     def _stop(self, key: RadixKey, limit: int | None) -> int:
@@ -73,14 +85,17 @@ class RadixTree(Ledger):
         num_tokens = len(key) if limit is None else min(limit, len(key))
         return num_tokens // self.page_size * self._page_bytes
 
-    def _enter(self, key: RadixKey, root: TreeNode, stop: int) -> tuple[TreeNode, TreeNode | None, int, int]:
+    def _enter(
+        self, key: RadixKey, root: TreeNode, stop: int, past_pending: bool
+    ) -> tuple[TreeNode, TreeNode | None, int, int]:
         """`_descend` from a root, which may have a gate itself."""
-        if root.gate is Gate.CLOSED:
+        stopped_by = Gate.GRANTED if past_pending else Gate.PENDING
+        if root.gate >= stopped_by:
             return root, None, 0, root.node_id
-        return self._descend(key, root, stop)
+        return self._descend(key, root, stop, stopped_by)
 
     def _descend(
-        self, key: RadixKey, node: TreeNode, stop: int, through_gates: bool = False
+        self, key: RadixKey, node: TreeNode, stop: int, stopped_by: int = Gate.PENDING
     ) -> tuple[TreeNode, TreeNode | None, int, int]:
         """Walk down from a node's end: (last whole node, child matched in part, by how many bytes, gate met)."""
         data, base, page_bytes = key.data, key.start, self._page_bytes
@@ -89,7 +104,7 @@ class RadixTree(Ledger):
             child = node.children.get(data[begin : begin + page_bytes])
             if child is None:
                 break
-            if child.gate is Gate.CLOSED and not through_gates:
+            if child.gate >= stopped_by:
                 return node, None, 0, child.node_id
             edge = child.tokens
             if len(edge) > stop - node.depth or not data.startswith(edge, begin):
@@ -110,11 +125,17 @@ class RadixTree(Ledger):
     # ---- growing ----
 
     def insert(
-        self, key: RadixKey, slots: Slots, *, priority: int = 0, ready: tuple[Ready, ...] = ()
+        self,
+        key: RadixKey,
+        slots: Slots,
+        *,
+        priority: int = 0,
+        ready: tuple[Ready, ...] = (),
+        past_pending: bool = False,
     ) -> Inserted | int:
         stop = self._stop(key, None)
         root = self._roots.get(key.namespace) or self._new_root(key.namespace)
-        node, child, size, gate = self._enter(key, root, stop)
+        node, child, size, gate = self._enter(key, root, stop, past_pending)
         if gate:
             return gate
         result, node = self._grow(root, key, slots, stop, (node, child, size), priority, ready)
@@ -164,7 +185,8 @@ class RadixTree(Ledger):
             adopted = slots[(held - origin.depth) // self._item_bytes : (stop - origin.depth) // self._item_bytes]
             node = self._new_leaf(node, key.data[key.start + held : key.start + stop], adopted)
             node.ready = ready
-        above: TreeNode | None = node
+            node.priority = priority
+        above = node.parent if held < stop else node
         while above is not None:
             above.priority = max(above.priority, priority)
             above = above.parent
@@ -285,7 +307,7 @@ class RadixTree(Ledger):
         child: TreeNode | None = None
         size = 0
         if not root.gate:
-            node, child, size, _ = self._descend(key, root, stop, through_gates=True)
+            node, child, size, _ = self._descend(key, root, stop, _NOTHING_STOPS)
         above: TreeNode | None = child if child is not None else node
         while above is not None:
             if above.gate:
@@ -293,7 +315,7 @@ class RadixTree(Ledger):
             above = above.parent
         if child is not None:
             node = self._split(child, size)
-        node.gate = Gate.CLOSED
+        node.gate = Gate.PENDING
         self._lock(node)
         return Closed(node.node_id, node.depth // self._item_bytes, False)
 
@@ -380,6 +402,6 @@ class RadixTree(Ledger):
                     created=node.created,
                     num_children=len(node.children),
                     indexed=node in self._evictable,
-                    state=self._state_of(node),
+                    state=self._state(node),
                     hashes=node.hashes,
                 )
