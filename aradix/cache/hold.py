@@ -18,7 +18,7 @@ import numpy as np
 
 from aradix.keys import RadixKey
 from aradix.params import NodeRef
-from aradix.tree.protocol import Slots
+from aradix.tree.protocol import NOWHERE, Slots
 
 __all__ = ["Hold"]
 
@@ -94,8 +94,8 @@ class Hold:
 
     @property
     def ref(self) -> NodeRef:
-        """The place in the tree that this lease pins."""
-        return NodeRef(self.node_id, self.published)
+        """The place in the tree that this lease pins; nowhere while nothing of it is there."""
+        return NodeRef(self.node_id, self.published) if self.published else NOWHERE
 
     @property
     def where(self) -> str:

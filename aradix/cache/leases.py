@@ -21,7 +21,7 @@ from aradix.cache.pool import SlotPool
 from aradix.cache.pressure import Pressure
 from aradix.errors import AradixError, LeaseReleasedError
 from aradix.keys import RadixKey
-from aradix.params import CacheInitParams, InsertResult
+from aradix.params import CacheInitParams, InsertResult, NodeRef
 from aradix.tree.protocol import Freed, Ready, TreeCore
 
 __all__ = ["Leases", "Passage"]
@@ -240,7 +240,7 @@ class Leases:
     def fork(self, hold: Hold, opened_in: CodeType, opened_at: int) -> Hold:
         """A second hold, entered, on what the first has matched and published."""
         twin = self.new(hold.key, hold.limit, hold.priority, hold.store, hold.resume, hold.stream, opened_in, opened_at)
-        twin.node_id = self._core.pin(hold.ref) if hold.node_id else 0
+        twin.node_id = self._core.pin(NodeRef(hold.node_id, hold.published)) if hold.node_id else 0
         twin.num_matched = twin.published = twin.committed = hold.published
         twin.counted = True
         self.enter(twin)

@@ -156,7 +156,7 @@ class RadixTree(Ledger):
             self._lock(node)
             self._unlock(origin)
         node_id = self._merge_path(node)
-        return result._replace(last=NodeRef(node_id, result.end), node_id=node_id)
+        return result._replace(last=NodeRef(node_id, result.end) if result.end else NOWHERE, node_id=node_id)
 
     def _grow(
         self,
