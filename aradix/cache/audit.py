@@ -28,7 +28,7 @@ def audit_cache(cache: RadixCache) -> None:
     cache._params.allocator.check()
     tree = audit_tree(cache._core, _live_pins(cache))
     problems = [*tree.problems, *_audit_holds(cache), *_audit_gates(cache)]
-    leased = [np.frombuffer(hold.own, np.int64) for hold in cache._holds.values() if hold.own]
+    leased = [hold.own_slots() for hold in cache._holds.values()]
     problems += _audit_slots(cache, {"cached": tree.cached, "detached": tree.detached, "leased": _join(leased)})
     if problems:
         shown = "; ".join(problems[:_MAX_SHOWN])

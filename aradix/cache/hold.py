@@ -38,6 +38,7 @@ class Hold:
         "opened_at",
         "opened_in",
         "opened_when",
+        "opening",
         "order",
         "own",
         "priority",
@@ -82,6 +83,7 @@ class Hold:
         self.own: array[int] = array("q")
         self.num_own = 0
         self.version = 0
+        self.opening = False
         self.entered = False
         self.released = False
         self.counted = False

@@ -59,14 +59,16 @@ class Lease:
 
         Raises:
             CacheClosedError: the cache is closed, or was closed meanwhile.
+            UsageError: it was entered before, also if that was cancelled; this task holds a subtree.
         """
         cache, hold = self._cache, self._hold
-        if hold.entered:
-            if self._forked and not hold.released:
-                self._forked = False
-                return self
+        if self._forked and not hold.released:
+            self._forked = False
+            return self
+        if hold.opening or hold.entered:
             raise UsageError(f"the lease opened at {hold.where} was entered already; call cache.lease(key) for another")
         cache._begin_open()
+        hold.opening = True
         if cache._is_turn_over():
             await checkpoint()
             cache._begin_open()

@@ -270,13 +270,16 @@ class Leases:
         self.changed()
 
     def changed(self) -> None:
-        """Slots came back or became evictable: see whether somebody waits for that."""
-        if (len(self.pressure) or self.gates) and not self.closed:
+        """Slots came back or became evictable: see whether somebody, or the background evictor, waits for that."""
+        if self.closed:
+            return
+        if len(self.pressure) or self.gates:
             self.pressure.changed()
+        self.after_take()
 
     def after_take(self) -> None:
-        """Slots were taken: tell if the pool is below its low watermark now."""
-        if self.pool.num_coming < self._low_slots:
+        """Slots were taken: tell if the pool is below its low watermark, and something can be done about it."""
+        if self._low_slots and self.pool.num_coming < self._low_slots and self._core.evictable_tokens:
             self._on_low()
 
     def evict_slots(self, num_slots: int) -> int:

@@ -88,7 +88,7 @@ class RadixCache(BasePrefixCache):
         self._pressure.on_change = self._on_change
         self._home: Home | None = None
         self._task_group: TaskGroup | None = None
-        self._broken: InvariantError | None = None
+        self._broken: str | None = None
         self._policy_reported = False
         self._dropped: deque[Hold] = deque()
         self._run_length = 0
@@ -113,7 +113,7 @@ class RadixCache(BasePrefixCache):
         assert self._task_group is not None
         self._close()
         self._task_group.cancel_scope.cancel()
-        if isinstance(error, Exception):
+        if error is not None and not _is_cancellation(error):
             # The user's own error goes on as it is, not in a group; a failure in the background still comes first.
             await self._task_group.__aexit__(None, None, None)
             return None
@@ -264,6 +264,7 @@ class RadixCache(BasePrefixCache):
 
     def _open_gate(self, gate: StandingGate) -> None:
         self._gates.open(gate)
+        self._leases.changed()
 
     def _evict_below(self, gate: StandingGate) -> int:
         self._begin()
@@ -402,5 +403,12 @@ class RadixCache(BasePrefixCache):
         try:
             audit_cache(self)
         except InvariantError as error:
-            self._broken = error
+            self._broken = str(error)
             raise
+
+
+def _is_cancellation(error: BaseException) -> bool:
+    """Whether an exception belongs to a cancel scope, which has to see it, alone or among others."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(_is_cancellation(inner) for inner in error.exceptions)
+    return isinstance(error, anyio.get_cancelled_exc_class())

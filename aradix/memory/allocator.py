@@ -259,8 +259,9 @@ class SlotAllocator:
         """Calls `callback` after slots came back, retired or were quarantined, or a fence said that it completed.
 
         It comes with no lock held, on whichever thread caused it; it may call the allocator and must not raise. Changes
-        that happen while listeners run bring one more round of calls, not a nested one. Returns the unsubscribe
-        function, which may be called twice. Does not wait.
+        that happen while listeners run bring one more round of calls, not a nested one. A fence that completed gives
+        its slots back at the next poll, which the callback may do. Returns the unsubscribe function, which may be
+        called twice. Does not wait.
         """
         return self._listeners.add(callback)
 
@@ -281,7 +282,7 @@ class SlotAllocator:
         self._limbo.check()
         self._carry.check()
         retired = [batch.pages for batch in self._limbo.batches()]
-        listed = np.sort(np.concatenate(retired)) if retired else np.empty(0, dtype=np.int32)
+        listed = np.sort(np.concatenate(retired)) if retired else np.empty(0, dtype=np.int64)
         if not np.array_equal(listed, table.pages_in((RETIRED,))):
             raise InvariantError(
                 f"limbo lists {len(listed)} pages, {len(np.unique(listed))} of them distinct; "

@@ -63,7 +63,7 @@ class CarryTable:
         if not self._carried:
             yield Group(pages, [])
             return
-        ids = self._ids[pages]
+        ids = self._ids.take(pages)
         keys = [int(ids[0])] if len(ids) == 1 else np.unique(ids).tolist()
         if keys == [0]:
             yield Group(pages, [])
@@ -93,7 +93,7 @@ class CarryTable:
 
     def carriers(self) -> Pages:
         """Every page that carries something, ascending."""
-        return np.flatnonzero(self._ids).astype(np.int32)
+        return np.flatnonzero(self._ids)
 
     def check(self) -> None:
         """Recounts; `InvariantError` naming what differs."""

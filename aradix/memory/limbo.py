@@ -23,7 +23,8 @@ from aradix.memory.marks import EventPool, Mark, newest_per_stream
 
 __all__ = ["Batch", "Limbo", "Pages", "Polled", "Share", "Take"]
 
-Pages = NDArray[np.int32]
+# Page ids on the move are of the width that numpy indexes with: int32 ones make each look-up three times as slow.
+Pages = NDArray[np.int64]
 
 
 class Batch:

@@ -65,7 +65,7 @@ class PageTable:
     def pop(self, num_pages: int, state: int) -> Pages:
         """`num_pages` pages off the free list, now in `state`. The caller knows that there are enough."""
         bottom = self.num_free - num_pages
-        pages = self._stack[bottom : self.num_free][::-1].copy()
+        pages = self._stack[bottom : self.num_free][::-1].astype(np.int64)
         self.num_free = bottom
         self._mark(pages, state)
         self.counts[state] += num_pages
@@ -89,15 +89,11 @@ class PageTable:
         """Marks `pages` as on their way to limbo. Touches no counter: it may come in the middle of another step."""
         self._mark(pages, RETIRING)
 
-    def free_pages(self) -> Pages:
-        """The free list, the next page to go first."""
-        return self._stack[: self.num_free][::-1].copy()
-
     def slots_of(self, pages: Pages) -> Slots:
         """The slots of `pages`, in their order."""
         if self.page_size == 1:
-            return pages.astype(np.int64)
-        first = pages.astype(np.int64) * self.page_size
+            return pages.copy()
+        first = pages * self.page_size
         return (first[:, None] + self._offsets).reshape(-1)
 
     def parse(self, slots: Any, state: int, *, ordered: bool = False, repeated: type[UsageError]) -> Pages:
@@ -106,36 +102,33 @@ class PageTable:
         With `ordered`, each page's slots must stand together and ascend. `repeated` is raised for a page named twice.
         """
         array = as_slots(slots)
-        size = self.page_size
-        if len(array) == size:
-            # One page, the step of decoding: plain integers are several times faster than array operations.
-            values = array.tolist()
-            if not ordered:
-                values.sort()
-            page, rest = divmod(values[0], size)
-            if not rest and (size == 1 or values == list(range(values[0], values[0] + size))):
-                if not 0 < page <= self.num_pages or self.states[page] != state:
-                    self._refuse(np.array([page], dtype=np.int64), state)
-                return np.array([page], dtype=np.int32)
-        wide = self._whole_pages(array, ordered, repeated)
-        if not len(wide):
-            return wide.astype(np.int32)
-        if wide.min() < 1 or wide.max() > self.num_pages or (self.states[wide] != state).any():
-            self._refuse(wide, state)
-        pages = wide.astype(np.int32)
-        # A page written twice keeps only one of its two places. Cheaper than sorting.
-        places = np.arange(len(pages), dtype=np.int32)
-        # A finaliser may retire other pages while this runs; what it writes concerns only pages of its own.
-        self._scratch[pages] = places
-        twice = self._scratch[pages] != places
-        if twice.any():
-            page = int(pages[twice][0])
-            raise repeated(f"page {page} (slots {self._span(page)}) is named twice in one call of {len(array)} slots")
+        pages = self._whole_pages(array, ordered, repeated)
+        if len(pages) == 1:
+            # The step of decoding. A plain integer is several times faster than array operations.
+            page = int(pages[0])
+            if not 0 < page <= self.num_pages or self.states.item(page) != state:
+                self._refuse(pages, state)
+            return pages
+        if not len(pages):
+            return pages
+        if pages.min() < 1 or pages.max() > self.num_pages or (self.states.take(pages) != state).any():
+            self._refuse(pages, state)
+        if not (pages[1:] > pages[:-1]).all():
+            # A page written twice keeps only one of its two places. Cheaper than sorting. A finaliser may retire other
+            # pages while this runs; what it writes concerns only pages of its own.
+            places = np.arange(len(pages), dtype=np.int32)
+            self._scratch[pages] = places
+            twice = self._scratch.take(pages) != places
+            if twice.any():
+                page = int(pages[twice][0])
+                raise repeated(
+                    f"page {page} (slots {self._span(page)}) is named twice in one call of {len(array)} slots"
+                )
         return pages
 
     def pages_in(self, states: Iterable[int]) -> Pages:
         """The pages in any of `states`, ascending."""
-        return np.flatnonzero(np.isin(self.states, list(states))).astype(np.int32)
+        return np.flatnonzero(np.isin(self.states, list(states)))
 
     def check(self) -> None:
         """Recounts; `InvariantError` naming what differs."""
@@ -166,7 +159,8 @@ class PageTable:
     def _whole_pages(self, slots: Slots, ordered: bool, repeated: type[UsageError]) -> Slots:
         size = self.page_size
         if size == 1:
-            return slots
+            # Never the caller's own memory: limbo keeps what it is given.
+            return slots.copy()
         if len(slots) % size == 0:
             pages = self._ascending(slots)
             if pages is not None:
@@ -184,6 +178,12 @@ class PageTable:
 
     def _ascending(self, slots: Slots) -> Slots | None:
         """The pages of `slots` where these are runs of whole pages, else None."""
+        if len(slots) == self.page_size:
+            # One page, the step of decoding: as above, plain integers.
+            values = slots.tolist()
+            page, rest = divmod(values[0], self.page_size)
+            ascending = not rest and values == list(range(values[0], values[0] + self.page_size))
+            return np.array([page], dtype=np.int64) if ascending else None
         grid = slots.reshape(-1, self.page_size)
         first = grid[:, 0]
         pages: Slots = first // self.page_size
@@ -221,13 +221,13 @@ class PageTable:
 def as_slots(slots: Any) -> Slots:
     """`slots`, a tensor, array or sequence of integers, as an int64 array; `UsageError` for anything else."""
     if isinstance(slots, torch.Tensor):
-        if slots.device.type != "cpu":
+        if not slots.is_cpu:
             raise UsageError(
                 f"slots are CPU tensors, these are on {slots.device} (hint: keep the CPU tensor that alloc gave; "
                 "reading one back from a device would make the host wait)"
             )
         if slots.dtype == torch.int64 and slots.dim() == 1:
-            array: Slots = slots.detach().numpy()
+            array: Slots = slots.numpy()
             return array
     try:
         array = np.asarray(slots.detach() if isinstance(slots, torch.Tensor) else slots)
