@@ -224,6 +224,12 @@ class Pressure:
                 return True
         return False
 
+    def drop_waiting_pins(self, is_concerned: Callable[[Hold], bool]) -> None:
+        """Make waiting admissions let go of what they pinned; they match again when they are served."""
+        for waiter in self.admission:
+            if waiter.hold.node_id and is_concerned(waiter.hold):
+                self._cache.drop_pins(waiter.hold)
+
     def admission_unblocked(self) -> None:
         """A gate opened: admissions that met one may look again."""
         for waiter in self.admission:

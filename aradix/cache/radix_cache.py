@@ -363,7 +363,10 @@ class RadixCache(BasePrefixCache):
 
     async def flush(self, namespace: Namespace | str | None = None) -> FlushResult:
         self._begin_open()
-        done = self._core.detach(None if namespace is None else Namespace.of(namespace))
+        flushed = None if namespace is None else Namespace.of(namespace)
+        # Who waits to be entered is entered after the flush, so it must not bring along what it matched before.
+        self._pressure.drop_waiting_pins(lambda hold: flushed in (None, hold.key.namespace))
+        done = self._core.detach(flushed)
         self._pool.give_back_all(done.freed)
         self._pressure.admission_unblocked()
         self._gates.serve_walkers()
