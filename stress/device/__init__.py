@@ -1,0 +1,18 @@
+"""A virtual accelerator: in-order streams on a virtual clock, and an oracle that finds races which timing hides."""
+
+from stress.device.clock import VirtualClock
+from stress.device.oracle import Access, Oracle, Race
+from stress.device.streams import Kernel, VirtualCopy, VirtualEvent, VirtualStream
+from stress.device.virtual import VirtualDevice
+
+__all__ = [
+    "Access",
+    "Kernel",
+    "Oracle",
+    "Race",
+    "VirtualClock",
+    "VirtualCopy",
+    "VirtualDevice",
+    "VirtualEvent",
+    "VirtualStream",
+]
