@@ -13,17 +13,40 @@ from aradix.policies import EvictionPolicy, policy_named
 from aradix.tree.protocol import TreeCore
 from aradix.tree.radix_tree import RadixTree
 
-__all__ = ["make_core"]
+__all__ = ["core_name", "cpp_core_error", "make_core"]
+
+try:
+    from aradix.tree import cpp_radix_tree
+except ImportError as error:
+    _cpp_error: ImportError | None = error
+else:
+    _cpp_error = None
+
+
+def cpp_core_error() -> ImportError | None:
+    """Why the compiled core cannot be imported; `None` where it can."""
+    return _cpp_error
+
+
+def core_name() -> Literal["python", "cpp"]:
+    """The core that `tree_core="auto"` takes: the compiled one where it is there."""
+    return "python" if _cpp_error is not None else "cpp"
 
 
 def make_core(
     tree_core: Literal["auto", "python", "cpp"], *, policy: str | EvictionPolicy, **settings: Any
 ) -> TreeCore:
-    """The tree core of that name; `"auto"` is the fastest that is there. `RadixTree` explains the settings.
+    """The tree core of that name; `"auto"` is `core_name()`. `RadixTree` explains the settings.
 
     Raises:
-        ConfigError: this installation has no such core, or there is no such policy.
+        ConfigError: the compiled core is asked for and is not there, or there is no such policy.
     """
-    if tree_core == "cpp":
-        raise ConfigError("tree_core='cpp' is not part of this installation; use 'auto' or 'python'")
-    return RadixTree(policy=policy_named(policy), **settings)
+    chosen = policy_named(policy)
+    if tree_core == "python" or (tree_core == "auto" and _cpp_error is not None):
+        return RadixTree(policy=chosen, **settings)
+    if _cpp_error is not None:
+        raise ConfigError(
+            f"tree_core='cpp' is not part of this installation ({_cpp_error}); install again where a C++20 compiler "
+            "is found, or use 'auto' or 'python'"
+        )
+    return cpp_radix_tree.CppRadixTree(policy=chosen, **settings)

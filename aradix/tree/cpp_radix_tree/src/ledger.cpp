@@ -1,0 +1,446 @@
+#include "ledger.hpp"
+
+#include <algorithm>
+#include <random>
+
+namespace aradix {
+namespace {
+
+uint64_t secret() {
+    std::random_device device;
+    return static_cast<uint64_t>(device()) << 32 | device();
+}
+
+}  // namespace
+
+Ledger::Ledger(const Settings &settings, Policy policy, int64_t protected_from, UserPolicy user)
+    : page_size_(settings.page_size), item_bytes_(settings.item_bytes),
+      page_bytes_(settings.page_size * settings.item_bytes), whole_nodes_(settings.whole_nodes),
+      records_events_(settings.record_events),
+      ranking_(records_, nodes_, policy, protected_from, std::move(user), settings.item_bytes, !settings.whole_nodes),
+      seed_(secret()) {}
+
+Ledger::Step::Step(Ledger &ledger) : ledger_(ledger) {
+    if (ledger.busy_)
+        throw std::runtime_error("the tree is in the middle of a step: a policy, a finaliser or another thread called it");
+    ledger.busy_ = true;
+}
+
+// ---- finding ----
+
+Handle Ledger::find_node(int64_t id) const {
+    return ids_.find(id_hash(id), [&](Handle handle) { return nodes_[handle].id == id; });
+}
+
+Handle Ledger::node_named(int64_t id) const {
+    Handle handle = find_node(id);
+    if (handle == kNone) {
+        PyErr_SetObject(PyExc_KeyError, integer(id).ptr());
+        throw nb::python_error();
+    }
+    return handle;
+}
+
+Handle Ledger::find_root(const nb::object &name_space) {
+    if (name_space.is(last_name_space_))
+        return last_root_;
+    PyObject *known = PyDict_GetItemWithError(roots_.ptr(), name_space.ptr());
+    if (known == nullptr) {
+        if (PyErr_Occurred())
+            throw nb::python_error();
+        return kNone;
+    }
+    last_root_ = nb::cast<Handle>(nb::handle(known));
+    last_name_space_ = name_space;
+    return last_root_;
+}
+
+Handle Ledger::find_child(Handle parent, const uint8_t *page) const {
+    return children_.find(child_hash(parent, page_hash(page)), [&](Handle handle) {
+        const Node &node = nodes_[handle];
+        return node.parent == parent && std::memcmp(node.tokens.data(), page, page_bytes_) == 0;
+    });
+}
+
+void Ledger::preorder(Handle top, std::vector<Handle> &found) const {
+    Handle handle = top;
+    while (handle != kNone) {
+        found.push_back(handle);
+        if (nodes_[handle].first_child != kNone) {
+            handle = nodes_[handle].first_child;
+            continue;
+        }
+        while (handle != top && nodes_[handle].next == kNone)
+            handle = nodes_[handle].parent;
+        handle = handle == top ? kNone : nodes_[handle].next;
+    }
+}
+
+std::vector<Handle> Ledger::root_list(bool detached) const {
+    std::vector<Handle> found;
+    for (Handle root = (detached ? detached_roots_ : live_roots_).first; root != kNone; root = nodes_[root].next)
+        found.push_back(root);
+    return found;
+}
+
+// ---- making and unmaking nodes ----
+
+Handle Ledger::new_root(const nb::object &name_space) {
+    auto root = std::make_unique<Root>();
+    root->name_space = name_space;
+    if (records_events_) {
+        nb::bytes digest = nb::cast<nb::bytes>(name_space.attr("digest")());
+        const auto *data = reinterpret_cast<const uint8_t *>(digest.c_str());
+        root->digest.assign(data, data + digest.size());
+    }
+    Handle handle = nodes_.make();
+    Node &node = at(handle);
+    node.id = ++last_id_;
+    node.order = static_cast<uint64_t>(node.id);
+    node.root = std::move(root);
+    ids_.insert(id_hash(node.id), handle);
+    roots_[name_space] = handle;
+    append_sibling(live_roots_, handle);
+    return handle;
+}
+
+Handle Ledger::new_leaf(Handle parent, const uint8_t *tokens, size_t size, const int64_t *slots) {
+    Handle handle = nodes_.make();
+    Node &leaf = at(handle);
+    leaf.id = ++last_id_;
+    leaf.order = static_cast<uint64_t>(leaf.id);
+    leaf.tokens = Bytes(tokens, size);
+    leaf.slots = SlotRun(slots, size / item_bytes_, page_size_);
+    leaf.depth = at(parent).depth + size;
+    leaf.created = tick_ + 1;
+    leaf.page_hash = page_hash(tokens);
+    link(parent, handle);
+    ids_.insert(id_hash(leaf.id), handle);
+    ++num_nodes;
+    ++version;
+    evictable_tokens += num_tokens(leaf);
+    ranking_.discard(parent);
+    if (records_events_)
+        record_stored(handle);
+    return handle;
+}
+
+Handle Ledger::split(Handle tail_handle, size_t size) {
+    Handle handle = nodes_.make();
+    Node &head = at(handle), &tail = at(tail_handle);
+    head.id = ++last_id_;
+    head.order = static_cast<uint64_t>(head.id);
+    head.tokens = tail.tokens.split_front(size);
+    head.slots = tail.slots.split_front(size / item_bytes_, page_size_);
+    head.depth = tail.begin();
+    head.page_hash = tail.page_hash;
+    head.lock_ref = tail.lock_ref;
+    head.detached = tail.detached;
+    head.last_access = tail.last_access;
+    head.created = tail.created;
+    head.hit_count = tail.hit_count;
+    head.priority = tail.priority;
+    head.ready = tail.ready;
+    head.streams = tail.streams;
+    if (!tail.hashes.empty()) {
+        auto middle = tail.hashes.begin() + static_cast<std::ptrdiff_t>(size / page_bytes_);
+        head.hashes.assign(tail.hashes.begin(), middle);
+        tail.hashes = std::vector<Digest>(middle, tail.hashes.end());
+    }
+    take_place(tail_handle, handle);
+    tail.page_hash = page_hash(tail.tokens.data());
+    link(handle, tail_handle);
+    ids_.insert(id_hash(head.id), handle);
+    num_nodes += !head.detached;
+    refile(tail_handle);  // it is smaller now, which a policy may look at
+    return handle;
+}
+
+void Ledger::link(Handle parent, Handle child) {
+    Node &node = at(child);
+    node.parent = parent;
+    Siblings siblings = children_of(parent);
+    append_sibling(siblings, child);
+    set_children(parent, siblings);
+    ++at(parent).num_children;
+    children_.insert(child_hash(parent, node.page_hash), child);
+}
+
+void Ledger::unlink(Handle child) {
+    Handle parent = at(child).parent;
+    unfile_child(child);
+    Siblings siblings = children_of(parent);
+    remove_sibling(siblings, child);
+    set_children(parent, siblings);
+    --at(parent).num_children;
+    at(child).parent = kNone;
+}
+
+void Ledger::unfile_child(Handle child) {
+    children_.erase(child_hash(at(child).parent, at(child).page_hash), child);
+}
+
+void Ledger::take_place(Handle old, Handle heir) {
+    Node &from = at(old), &to = at(heir);
+    children_.replace(child_hash(from.parent, from.page_hash), old, heir);
+    to.parent = from.parent;
+    to.previous = from.previous;
+    to.next = from.next;
+    Siblings siblings = children_of(from.parent);
+    (from.previous == kNone ? siblings.first : at(from.previous).next) = heir;
+    (from.next == kNone ? siblings.last : at(from.next).previous) = heir;
+    set_children(from.parent, siblings);
+    from.parent = from.previous = from.next = kNone;
+}
+
+void Ledger::append_sibling(Siblings &siblings, Handle handle) {
+    Node &node = at(handle);
+    node.previous = siblings.last;
+    node.next = kNone;
+    (siblings.last == kNone ? siblings.first : at(siblings.last).next) = handle;
+    siblings.last = handle;
+}
+
+void Ledger::remove_sibling(Siblings &siblings, Handle handle) {
+    Node &node = at(handle);
+    (node.previous == kNone ? siblings.first : at(node.previous).next) = node.next;
+    (node.next == kNone ? siblings.last : at(node.next).previous) = node.previous;
+    node.previous = node.next = kNone;
+}
+
+void Ledger::set_children(Handle parent, const Siblings &siblings) {
+    at(parent).first_child = siblings.first;
+    at(parent).last_child = siblings.last;
+}
+
+void Ledger::forget(Handle handle) {
+    ids_.erase(id_hash(at(handle).id), handle);
+    nodes_.free(handle);
+}
+
+void Ledger::remove_leaf(Handle leaf, bool merge) {
+    ranking_.discard(leaf);
+    evictable_tokens -= num_tokens(at(leaf));
+    --num_nodes;
+    Handle parent = at(leaf).parent;
+    unlink(leaf);
+    forget(leaf);
+    if (at(parent).parent == kNone)
+        prune(parent);
+    else if (at(parent).num_children == 0)
+        refile(parent);
+    else if (at(parent).num_children == 1 && merge && ranking_.merges())
+        try_merge(parent);
+}
+
+nb::object Ledger::trim(Handle handle, int64_t count) {
+    Node &leaf = at(handle);
+    int64_t keep = num_tokens(leaf) - count;
+    record_removed(leaf, static_cast<size_t>(keep) / page_size_);
+    ranking_.discard(handle);
+    ids_.erase(id_hash(leaf.id), handle);
+    nb::object slots = slots_copy(leaf, keep);
+    size_t size = static_cast<size_t>(count) * item_bytes_;
+    leaf.slots.drop_back(static_cast<size_t>(count), page_size_);
+    leaf.tokens.drop_back(size);
+    leaf.depth -= size;
+    leaf.id = ++last_id_;
+    if (!leaf.hashes.empty())
+        leaf.hashes.resize(leaf.tokens.size() / page_bytes_);
+    ids_.insert(id_hash(leaf.id), handle);
+    evictable_tokens -= count;
+    refile(handle);
+    return slots;
+}
+
+void Ledger::prune(Handle handle) {
+    const Node &root = at(handle);
+    if (root.parent == kNone && root.num_children == 0 && root.lock_ref == 0 && !root.detached) {
+        remove_root(handle, false);
+        forget(handle);
+    }
+}
+
+// Make a root unfindable; with `keep` it goes to those that were flushed and are held.
+void Ledger::remove_root(Handle handle, bool keep) {
+    if (PyDict_DelItem(roots_.ptr(), at(handle).root->name_space.ptr()) != 0)
+        throw nb::python_error();
+    if (last_root_ == handle) {
+        last_root_ = kNone;
+        last_name_space_ = nb::object();
+    }
+    remove_sibling(live_roots_, handle);
+    if (keep)
+        append_sibling(detached_roots_, handle);
+}
+
+void Ledger::drop_detached(Handle handle, nb::list &freed) {
+    Node &node = at(handle);
+    if (node.parent == kNone) {
+        remove_sibling(detached_roots_, handle);
+    } else {
+        unlink(handle);
+        detached_tokens -= num_tokens(node);
+        append_to(freed, freed_record(slots_copy(node, 0), node.streams));
+    }
+    forget(handle);
+}
+
+// ---- pins, ranks, merging ----
+
+void Ledger::lock(Handle bottom) {
+    ranking_.discard(bottom);
+    for (Handle handle = bottom; handle != kNone; handle = at(handle).parent) {
+        Node &node = at(handle);
+        if (node.lock_ref == 0) {
+            evictable_tokens -= num_tokens(node);
+            protected_tokens += num_tokens(node);
+        }
+        ++node.lock_ref;
+    }
+}
+
+void Ledger::unlock(Handle bottom, nb::list &freed) {
+    Handle handle = bottom;
+    while (handle != kNone) {
+        Node &node = at(handle);
+        Handle above = node.parent;
+        if (--node.lock_ref == 0) {
+            if (node.detached) {
+                drop_detached(handle, freed);
+            } else {
+                protected_tokens -= num_tokens(node);
+                evictable_tokens += num_tokens(node);
+                refile(handle);
+                prune(handle);
+            }
+        }
+        handle = above;
+    }
+}
+
+nb::object Ledger::touch(Handle bottom) {
+    ++tick_;
+    nb::object ready;
+    for (Handle handle = bottom; handle != kNone; handle = at(handle).parent) {
+        Node &node = at(handle);
+        node.last_access = tick_;
+        if (node.ready.is_valid())
+            ready = newest_ready(ready, node.ready);
+    }
+    refile(bottom);
+    return ready;
+}
+
+void Ledger::refile(Handle handle) {
+    const Node &node = at(handle);
+    if (node.num_children != 0 || node.lock_ref != 0 || node.detached || node.parent == kNone)
+        ranking_.discard(handle);
+    else
+        ranking_.file(handle);
+}
+
+Handle Ledger::merge_path(Handle bottom) {
+    if (!ranking_.merges())
+        return bottom;
+    // A merge keeps the child, so the handle of the path's end changes only where its own only child is merged into it.
+    if (at(bottom).parent != kNone && at(bottom).num_children == 1) {
+        Handle child = at(bottom).first_child;
+        if (try_merge(bottom))
+            bottom = child;
+    }
+    Handle node = bottom;
+    for (;;) {
+        Handle parent = at(node).parent;
+        if (parent == kNone || at(parent).parent == kNone)
+            return bottom;
+        if (at(parent).num_children != 1 || !try_merge(parent))
+            node = parent;
+    }
+}
+
+// Merge an only child into its parent, if lock_ref and the policy's state are equal and neither has a gate. The child's
+// node is kept, with the id under which handles know the end of both, and takes the parent's place and tokens.
+bool Ledger::try_merge(Handle parent_handle) {
+    Handle handle = at(parent_handle).first_child;
+    Node &parent = at(parent_handle), &child = at(handle);
+    if (parent.lock_ref != child.lock_ref || parent.gate != kOpen || child.gate != kOpen)
+        return false;
+    if (!ranking_.same_state(parent_handle, handle))
+        return false;
+    nb::object ready = newest_ready(parent.ready, child.ready);
+    nb::object streams = joined_streams(parent.streams, child.streams);
+    ranking_.discard(handle);
+    unfile_child(handle);
+    auto parent_count = static_cast<size_t>(num_tokens(parent)), count = static_cast<size_t>(num_tokens(child));
+    child.slots.join_front(std::move(parent.slots), parent_count, count, page_size_);
+    child.tokens.join_front(std::move(parent.tokens));
+    child.page_hash = parent.page_hash;
+    if (!parent.hashes.empty()) {
+        parent.hashes.insert(parent.hashes.end(), child.hashes.begin(), child.hashes.end());
+        child.hashes = std::move(parent.hashes);
+    }
+    child.hit_count = std::max(parent.hit_count, child.hit_count);
+    child.priority = std::max(parent.priority, child.priority);
+    child.last_access = std::max(parent.last_access, child.last_access);
+    child.created = std::min(parent.created, child.created);
+    child.ready = std::move(ready);
+    child.streams = std::move(streams);
+    take_place(parent_handle, handle);
+    forget(parent_handle);
+    --num_nodes;
+    refile(handle);
+    return true;
+}
+
+// ---- slots and events ----
+
+nb::object Ledger::slots_copy(const Node &node, int64_t first) const {
+    int64_t count = num_tokens(node) - first;
+    if (count == 0)
+        return records_.no_slots;
+    int64_t *out = nullptr;
+    nb::object array = new_slots(static_cast<size_t>(count), out);
+    node.slots.copy_to(out, static_cast<size_t>(first), static_cast<size_t>(count), page_size_);
+    return array;
+}
+
+nb::object Ledger::freed_record(const nb::object &slots, const nb::object &streams) const {
+    return records_.make(records_.freed, slots, streams.is_valid() ? streams : records_.no_streams);
+}
+
+void Ledger::record_stored(Handle handle) {
+    Node &leaf = at(handle);
+    const Node &parent = at(leaf.parent);
+    Handle root = leaf.parent;
+    while (at(root).parent != kNone)
+        root = at(root).parent;
+    const std::vector<uint8_t> &digest = at(root).root->digest;
+    Stored stored;
+    const uint8_t *previous = digest.data();
+    size_t previous_size = digest.size();
+    if (!parent.hashes.empty()) {
+        stored.parent = parent.hashes.back();
+        previous = stored.parent->data();
+        previous_size = stored.parent->size();
+    }
+    extend_hash_chain(leaf.hashes, previous, previous_size, leaf.tokens.data(), leaf.tokens.size(), page_bytes_);
+    stored.hashes = leaf.hashes;
+    stored.tokens.assign(leaf.tokens.data(), leaf.tokens.data() + leaf.tokens.size());
+    stored.name_space = at(root).root->name_space;
+    events_.emplace_back(std::move(stored));
+}
+
+void Ledger::record_removed(const Node &node, size_t first_page) {
+    if (!records_events_ || node.hashes.empty())
+        return;
+    events_.emplace_back(
+        Removed{std::vector<Digest>(node.hashes.begin() + static_cast<std::ptrdiff_t>(first_page), node.hashes.end())});
+}
+
+void Ledger::record_cleared() {
+    if (records_events_)
+        events_.emplace_back(Cleared{});
+}
+
+}  // namespace aradix

@@ -1,0 +1,150 @@
+// The nodes of a tree, and the counters, the index and the events that must always agree with them.
+//
+// The steps in tree.cpp decide; whatever makes, splits, pins, merges or removes a node happens here, once, with all that
+// follows from it. The order in which a user's policy is asked is that of the Python core.
+#pragma once
+
+#include <variant>
+
+#include "ranking.hpp"
+
+namespace aradix {
+
+// Tokens and hashes of pages that became matchable; made into a BlockStored when somebody asks.
+struct Stored {
+    std::vector<Digest> hashes;
+    std::optional<Digest> parent;
+    std::vector<uint8_t> tokens;
+    nb::object name_space;
+};
+struct Removed {
+    std::vector<Digest> hashes;
+};
+struct Cleared {};
+using Event = std::variant<Stored, Removed, Cleared>;
+
+struct Settings {
+    size_t page_size;
+    size_t item_bytes;
+    bool whole_nodes;
+    bool record_events;
+};
+
+class Ledger {
+public:
+    Ledger(const Settings &settings, Policy policy, int64_t protected_from, UserPolicy user);
+    Ledger(const Ledger &) = delete;
+    Ledger &operator=(const Ledger &) = delete;
+
+    int64_t version = 0;
+    int64_t evictable_tokens = 0;
+    int64_t protected_tokens = 0;
+    int64_t detached_tokens = 0;
+    int64_t num_nodes = 0;
+    size_t num_namespaces() const { return static_cast<size_t>(PyDict_GET_SIZE(roots_.ptr())); }
+    size_t page_size() const { return page_size_; }
+    const Ranking &ranking() const { return ranking_; }
+
+    nb::object take_events();
+    int traverse(visitproc visit, void *arg);
+    void clear();
+
+protected:
+    // What keeps a policy, a finaliser or another thread from coming in while a step is under way.
+    class Step {
+    public:
+        explicit Step(Ledger &ledger);
+        ~Step() { ledger_.busy_ = false; }
+        Step(const Step &) = delete;
+        Step &operator=(const Step &) = delete;
+
+    private:
+        Ledger &ledger_;
+    };
+
+    Node &at(Handle handle) { return nodes_[handle]; }
+    int64_t num_tokens(const Node &node) const { return static_cast<int64_t>(node.tokens.size() / item_bytes_); }
+    int64_t items(size_t size) const { return static_cast<int64_t>(size / item_bytes_); }
+
+    // ---- finding ----
+
+    // kNone if it is no more; `node_named` raises a KeyError then.
+    Handle find_node(int64_t id) const;
+    Handle node_named(int64_t id) const;
+    Handle find_root(const nb::object &name_space);
+    Handle find_child(Handle parent, const uint8_t *page) const;
+    // Every node at or below one, a parent before its children, in order.
+    void preorder(Handle top, std::vector<Handle> &found) const;
+    std::vector<Handle> root_list(bool detached) const;
+
+    // ---- making and unmaking nodes ----
+
+    Handle new_root(const nb::object &name_space);
+    Handle new_leaf(Handle parent, const uint8_t *tokens, size_t size, const int64_t *slots);
+    // Cut the first `size` bytes of a node off into a new parent, which is returned.
+    Handle split(Handle tail, size_t size);
+    void remove_leaf(Handle leaf, bool merge);
+    nb::object trim(Handle leaf, int64_t count);
+    void prune(Handle root);
+    void remove_root(Handle root, bool keep);
+    void unlink(Handle child);
+    void unfile_child(Handle child);
+    void forget(Handle handle);
+    void drop_detached(Handle node, nb::list &freed);
+
+    // ---- pins, ranks, merging ----
+
+    void lock(Handle bottom);
+    void unlock(Handle bottom, nb::list &freed);
+    // Make a whole path the most recent; gives its ready events.
+    nb::object touch(Handle bottom);
+    void refile(Handle handle);
+    // Merge what became equal at a node and on the path above it; the node at its end then.
+    Handle merge_path(Handle bottom);
+    bool try_merge(Handle parent);
+
+    // ---- slots and events ----
+
+    nb::object slots_copy(const Node &node, int64_t first) const;
+    nb::object freed_record(const nb::object &slots, const nb::object &streams) const;
+    void record_removed(const Node &node, size_t first_page);
+    void record_cleared();
+    // From now on the collector has to look at the marks of nodes.
+    void note_marks(const nb::object &marks) { marked_ = marked_ || marks.is_valid(); }
+
+    Records records_;
+    size_t page_size_, item_bytes_, page_bytes_;
+    bool whole_nodes_, records_events_;
+    Arena<Node> nodes_;
+    Ranking ranking_;
+
+private:
+    uint64_t page_hash(const uint8_t *page) const { return hash_page(page, page_bytes_, seed_); }
+    static uint64_t child_hash(Handle parent, uint64_t page_hash) {
+        return page_hash ^ ((parent + uint64_t{1}) * 0x9e3779b97f4a7c15);
+    }
+    static uint64_t id_hash(int64_t id) { return mix(static_cast<uint64_t>(id), 0x9e3779b97f4a7c15); }
+
+    void link(Handle parent, Handle child);
+    void append_sibling(Siblings &siblings, Handle handle);
+    void remove_sibling(Siblings &siblings, Handle handle);
+    void take_place(Handle old, Handle heir);
+    Siblings children_of(Handle parent) const { return {nodes_[parent].first_child, nodes_[parent].last_child}; }
+    void set_children(Handle parent, const Siblings &siblings);
+    void record_stored(Handle leaf);
+
+    uint64_t seed_;
+    int64_t tick_ = 0;
+    int64_t last_id_ = 0;
+    HandleTable ids_;
+    HandleTable children_;
+    nb::dict roots_;
+    Siblings live_roots_, detached_roots_;
+    nb::object last_name_space_;
+    Handle last_root_ = kNone;
+    std::vector<Event> events_;
+    bool marked_ = false;
+    bool busy_ = false;
+};
+
+}  // namespace aradix

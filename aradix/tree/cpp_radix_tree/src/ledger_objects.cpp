@@ -1,0 +1,61 @@
+// What a ledger shows to Python: its events, and to the collector what it refers to.
+#include "ledger.hpp"
+
+namespace aradix {
+
+nb::object Ledger::take_events() {
+    Step step(*this);
+    std::vector<Event> events;
+    events.swap(events_);
+    nb::list taken;
+    for (const Event &event : events) {
+        if (const auto *stored = std::get_if<Stored>(&event)) {
+            nb::list ids;
+            size_t num_ids = stored->tokens.size() / sizeof(int32_t), step_ids = item_bytes_ / sizeof(int32_t);
+            int32_t id = 0;
+            for (size_t index = 0; index < num_ids; index += step_ids) {
+                std::memcpy(&id, stored->tokens.data() + index * sizeof(int32_t), sizeof(int32_t));
+                append_to(ids, integer(id));
+            }
+            if (step_ids != 1) {  // of the last pair the second token as well
+                std::memcpy(&id, stored->tokens.data() + (num_ids - 1) * sizeof(int32_t), sizeof(int32_t));
+                append_to(ids, integer(id));
+            }
+            nb::object parent = stored->parent.has_value()
+                                    ? bytes_of(stored->parent->data(), stored->parent->size())
+                                    : nb::none();
+            append_to(taken, records_.block_stored(digest_list(stored->hashes, 0), parent, ids,
+                                                   integer(static_cast<int64_t>(page_size_)), stored->name_space));
+        } else if (const auto *removed = std::get_if<Removed>(&event)) {
+            append_to(taken, records_.block_removed(digest_list(removed->hashes, 0)));
+        } else {
+            append_to(taken, records_.all_blocks_cleared());
+        }
+    }
+    return taken;
+}
+
+int Ledger::traverse(visitproc visit, void *arg) {
+    Py_VISIT(roots_.ptr());
+    Py_VISIT(last_name_space_.ptr());
+    if (int stop = ranking_.traverse(visit, arg))
+        return stop;
+    if (!marked_)
+        return 0;
+    for (Handle handle = 0; handle < nodes_.capacity(); ++handle) {
+        Py_VISIT(at(handle).ready.ptr());
+        Py_VISIT(at(handle).streams.ptr());
+    }
+    return 0;
+}
+
+void Ledger::clear() {
+    busy_ = true;  // nothing may come in any more
+    ranking_.clear();
+    for (Handle handle = 0; handle < nodes_.capacity(); ++handle) {
+        nb::object ready = std::move(at(handle).ready);
+        nb::object streams = std::move(at(handle).streams);
+    }
+}
+
+}  // namespace aradix

@@ -1,0 +1,109 @@
+// The Python module: names, defaults, and what the garbage collector needs to know.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include "tree.hpp"
+
+#define NPY_NO_DEPRECATED_API NPY_1_23_API_VERSION
+#define PY_ARRAY_UNIQUE_SYMBOL ARADIX_ARRAY_API
+#include <numpy/arrayobject.h>
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using aradix::NodeStats;
+using aradix::Policy;
+using aradix::Tree;
+
+namespace {
+
+Policy policy_named(const std::string &name) {
+    constexpr const char *kNames[] = {"lru", "mru", "fifo", "filo", "lfu", "slru", "priority", "user"};
+    for (int policy = 0; policy <= static_cast<int>(Policy::user); ++policy)
+        if (name == kNames[policy])
+            return static_cast<Policy>(policy);
+    throw nb::value_error("no such policy");
+}
+
+void make_tree(Tree *tree, size_t page_size, size_t item_bytes, bool whole_nodes, bool record_events,
+               const std::string &policy, int64_t protected_from, nb::object user_policy, nb::object state,
+               nb::object index, nb::object leaf) {
+    if (page_size == 0 || page_size > (size_t{1} << 32) || (item_bytes != 4 && item_bytes != 8))
+        throw nb::value_error("page_size must be at least 1, item_bytes 4 or 8");
+    new (tree) Tree(aradix::Settings{page_size, item_bytes, whole_nodes, record_events}, policy_named(policy),
+                    protected_from, aradix::UserPolicy{user_policy, state, index, leaf});
+}
+
+int traverse_tree(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(self));
+    return nb::inst_ready(self) ? nb::inst_ptr<Tree>(self)->traverse(visit, arg) : 0;
+}
+
+int clear_tree(PyObject *self) {
+    if (nb::inst_ready(self))
+        nb::inst_ptr<Tree>(self)->clear();
+    return 0;
+}
+
+PyType_Slot tree_slots[] = {{Py_tp_traverse, reinterpret_cast<void *>(traverse_tree)},
+                            {Py_tp_clear, reinterpret_cast<void *>(clear_tree)},
+                            {0, nullptr}};
+
+int import_numpy() {
+    import_array1(-1);
+    return 0;
+}
+
+}  // namespace
+
+NB_MODULE(_core, module) {
+    if (import_numpy() != 0)
+        throw nb::python_error();
+    // A tree that is alive when the interpreter ends is no leak worth telling users of.
+    nb::set_leak_warnings(false);
+
+    nb::class_<NodeStats>(module, "NodeStats")
+        .def_ro("last_access", &NodeStats::last_access)
+        .def_ro("created", &NodeStats::created)
+        .def_ro("hit_count", &NodeStats::hit_count)
+        .def_ro("priority", &NodeStats::priority)
+        .def_ro("num_tokens", &NodeStats::num_tokens);
+
+    nb::class_<Tree>(module, "Tree", nb::type_slots(tree_slots))
+        .def("__init__", &make_tree, nb::kw_only(), "page_size"_a, "item_bytes"_a, "whole_nodes"_a, "record_events"_a,
+             "policy"_a, "protected_from"_a, "user_policy"_a.none(), "state"_a.none(), "index"_a.none(),
+             "leaf"_a.none())
+        .def_prop_ro("page_size", [](const Tree &tree) { return tree.page_size(); })
+        .def_prop_ro("failure", [](const Tree &tree) { return tree.ranking().failure(); })
+        .def_prop_ro("merges", [](const Tree &tree) { return tree.ranking().merges(); })
+        .def_ro("evictable_tokens", &Tree::evictable_tokens)
+        .def_ro("protected_tokens", &Tree::protected_tokens)
+        .def_ro("detached_tokens", &Tree::detached_tokens)
+        .def_ro("num_nodes", &Tree::num_nodes)
+        .def_ro("version", &Tree::version)
+        .def_prop_ro("num_namespaces", [](const Tree &tree) { return tree.num_namespaces(); })
+        .def("match", &Tree::match, "key"_a, nb::kw_only(), "limit"_a = nb::none(), "pin"_a = false,
+             "past_pending"_a = false)
+        .def("peek", &Tree::peek, "key"_a)
+        .def("insert", &Tree::insert, "key"_a, "slots"_a, nb::kw_only(), "priority"_a = 0, "ready"_a = nb::tuple(),
+             "past_pending"_a = false)
+        .def("extend", &Tree::extend, "node_id"_a, "key"_a, "slots"_a, nb::kw_only(), "priority"_a = 0,
+             "ready"_a = nb::tuple())
+        .def("pin", &Tree::pin, "ref"_a)
+        .def("unpin", &Tree::unpin, "node_id"_a, nb::kw_only(), "touch"_a = true)
+        .def("record_hit", &Tree::record_hit, "node_id"_a)
+        .def("mark_streams", &Tree::mark_streams, "node_id"_a, "streams"_a)
+        .def("slots_of", &Tree::slots_of, "ref"_a, "start"_a = 0)
+        .def("is_detached", &Tree::is_detached, "node_id"_a)
+        .def("lock_ref", &Tree::lock_ref, "node_id"_a)
+        .def("is_below", &Tree::is_below, "node_id"_a, "ancestor_id"_a)
+        .def("evict", &Tree::evict, "num_tokens"_a)
+        .def("detach", &Tree::detach, "namespace"_a = nb::none())
+        .def("close_gate", &Tree::close_gate, "key"_a)
+        .def("set_gate", &Tree::set_gate, "node_id"_a, "gate"_a)
+        .def("open_gate", &Tree::open_gate, "node_id"_a)
+        .def("pin_below", &Tree::pin_below, "node_id"_a)
+        .def("evict_below", &Tree::evict_below, "node_id"_a)
+        .def("take_events", &Tree::take_events)
+        .def("walk", &Tree::walk, nb::kw_only(), "detached"_a = false);
+}

@@ -1,0 +1,62 @@
+// One node of the tree.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <vector>
+
+#include "handles.hpp"
+#include "sha256.hpp"
+#include "slot_run.hpp"
+
+namespace aradix {
+
+namespace nb = nanobind;
+
+enum Gate : int { kOpen = 0, kPassing = 1, kPending = 2, kGranted = 3, kNothingStops = 4 };
+
+// What only the root of a namespace has.
+struct Root {
+    nb::object name_space;
+    std::vector<uint8_t> digest;  // the seed of its page hashes
+};
+
+// An edge of tokens that ends at `depth` bytes of key from the root, and its slots. Sizes are in bytes of key. `order` is
+// unique and settles ties; `id` changes when the tail is trimmed. A mark that is empty is a null reference.
+struct Node {
+    int64_t id = 0;
+    uint64_t order = 0;
+    Handle parent = kNone;
+    Handle first_child = kNone;
+    Handle last_child = kNone;
+    Handle next = kNone;  // sibling, or root
+    Handle previous = kNone;
+    uint32_t num_children = 0;
+    int64_t lock_ref = 0;
+    int64_t last_access = 0;
+    int64_t created = 0;
+    int64_t hit_count = 0;
+    int64_t priority = 0;
+    size_t depth = 0;
+    uint64_t page_hash = 0;  // of the first page, by which the parent finds it
+    Bytes tokens;
+    SlotRun slots;
+    std::vector<Digest> hashes;
+    nb::object ready;
+    nb::object streams;
+    std::unique_ptr<Root> root;
+    int gate = kOpen;
+    bool detached = false;
+    bool filed = false;  // in the index of a user's policy
+
+    size_t begin() const { return depth - tokens.size(); }
+};
+
+// Nodes in order: the children of one, or the roots.
+struct Siblings {
+    Handle first = kNone;
+    Handle last = kNone;
+};
+
+}  // namespace aradix

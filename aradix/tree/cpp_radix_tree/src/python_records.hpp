@@ -1,0 +1,77 @@
+// The records of aradix.tree.protocol, and how Python values come in and go out.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <optional>
+
+#include "sha256.hpp"
+
+namespace aradix {
+
+namespace nb = nanobind;
+
+// What a call answers with. Held by each tree, so that nothing of an interpreter is kept in the module.
+struct Records {
+    Records();
+
+    nb::object match, node_ref, freed, inserted, detached, closed, node_view;
+    nb::object block_stored, block_removed, all_blocks_cleared;
+    nb::object gates[4];
+    nb::object nowhere, no_match, no_slots, no_streams, nothing;
+    nb::object name_data, name_start, name_stop, name_item_bytes, name_namespace, name_node_id, name_depth, name_rank;
+
+    // A NamedTuple of that class.
+    template <class... Items> nb::object make(nb::handle type, const Items &...items) const {
+        nb::object plain = nb::steal(PyTuple_New(sizeof...(Items)));
+        if (!plain.is_valid())
+            throw nb::python_error();
+        Py_ssize_t at = 0;
+        ((PyTuple_SET_ITEM(plain.ptr(), at++, nb::object(items).release().ptr())), ...);
+        return as_record(type, plain);
+    }
+
+    nb::object ref(int64_t node_id, int64_t depth) const;
+
+private:
+    static nb::object as_record(nb::handle type, nb::object plain);
+};
+
+nb::object integer(int64_t value);
+nb::object bytes_of(const uint8_t *data, size_t size);
+nb::object digest_list(const std::vector<Digest> &digests, size_t first);
+void append_to(nb::list &list, const nb::object &item);
+
+// A key, cut to the whole pages of its first `limit` tokens. `name_space` and `data` are held while the step runs.
+struct Key {
+    Key(const Records &records, nb::handle key, size_t page_size, size_t page_bytes, std::optional<int64_t> limit);
+
+    nb::object data, name_space;
+    const uint8_t *tokens;
+    size_t stop;
+};
+
+// An array of slots as a caller gave it.
+struct Slots {
+    explicit Slots(nb::handle array);
+
+    nb::object owner;
+    const int64_t *data;
+    size_t size;
+};
+
+// A new int64 array; `out` is where its values go. Never called for none: `Records::no_slots` is that.
+nb::object new_slots(size_t size, int64_t *&out);
+
+// A tuple of `Ready`, a null reference if it is empty.
+nb::object checked_ready(nb::handle ready);
+// A frozenset of streams, a null reference if it is empty.
+nb::object checked_streams(nb::handle streams);
+// An int of any size, kept within what 64 bits hold.
+int64_t saturated(nb::handle number);
+
+// The union of two sets of ready events, one a stream: a stream's later event covers its earlier ones.
+nb::object newest_ready(const nb::object &first, const nb::object &second);
+nb::object joined_streams(const nb::object &first, const nb::object &second);
+
+}  // namespace aradix

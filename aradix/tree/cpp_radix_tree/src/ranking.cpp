@@ -1,0 +1,144 @@
+#include "ranking.hpp"
+
+#include <algorithm>
+
+namespace aradix {
+
+Ranking::Ranking(const Records &records, Arena<Node> &nodes, Policy policy, int64_t protected_from, UserPolicy user,
+                 size_t item_bytes, bool merges)
+    : records_(records), nodes_(nodes), policy_(policy), protected_from_(protected_from), user_(std::move(user)),
+      item_bytes_(item_bytes), merges_(merges) {}
+
+Rank Ranking::rank(const Node &node) const {
+    switch (policy_) {
+    case Policy::mru:
+        return {-node.last_access, 0};
+    case Policy::fifo:
+        return {node.created, 0};
+    case Policy::filo:
+        return {-node.created, 0};
+    case Policy::lfu:
+        return {node.hit_count, node.last_access};
+    case Policy::slru:
+        return {node.hit_count >= protected_from_ ? 1 : 0, node.last_access};
+    case Policy::priority:
+        return {node.priority, node.last_access};
+    default:
+        return {node.last_access, 0};
+    }
+}
+
+nb::object Ranking::stats(const Node &node) const {
+    return nb::cast(NodeStats{node.last_access, node.created, node.hit_count, node.priority,
+                              static_cast<int64_t>(node.tokens.size() / item_bytes_)});
+}
+
+nb::object Ranking::user_leaf(Handle leaf) const {
+    return records_.make(user_.leaf, integer(leaf), integer(static_cast<int64_t>(nodes_[leaf].order)));
+}
+
+void Ranking::file(Handle leaf) {
+    if (policy_ == Policy::user) {
+        try {
+            nb::object value = user_.policy.attr(records_.name_rank)(stats(nodes_[leaf]));
+            user_.index.attr("put")(user_leaf(leaf), value);
+            nodes_[leaf].filed = true;
+            return;
+        } catch (nb::python_error &error) {
+            failed(error);
+        }
+    }
+    heap_.put(leaf, rank(nodes_[leaf]), nodes_[leaf].order);
+}
+
+void Ranking::discard(Handle leaf) {
+    if (policy_ != Policy::user) {
+        heap_.discard(leaf);
+    } else if (nodes_[leaf].filed) {
+        nodes_[leaf].filed = false;
+        user_.index.attr("discard")(user_leaf(leaf));
+    }
+}
+
+Handle Ranking::least() {
+    if (policy_ == Policy::user) {
+        try {
+            nb::object leaf = user_.index.attr("least")();
+            return leaf.is_none() ? kNone : nb::cast<Handle>(leaf[0]);
+        } catch (nb::python_error &error) {
+            failed(error);
+        }
+    }
+    return heap_.least();
+}
+
+void Ranking::failed(nb::python_error &error) {
+    if (!error.matches(PyExc_Exception))
+        throw;
+    failure_ = nb::borrow(error.value());
+    merges_ = false;  // what the old policy told apart may be equal now, all over the tree
+    policy_ = Policy::lru;
+    UserPolicy gone = std::move(user_);
+    user_ = UserPolicy{};
+    for (Handle handle = 0; handle < nodes_.capacity(); ++handle)
+        if (nodes_[handle].filed)
+            heap_.put(handle, rank(nodes_[handle]), nodes_[handle].order);
+}
+
+bool Ranking::same_state(Handle first, Handle second) {
+    const Node &one = nodes_[first], &other = nodes_[second];
+    if (policy_ != Policy::user) {
+        if (policy_ == Policy::slru && std::min(one.hit_count, protected_from_) != std::min(other.hit_count, protected_from_))
+            return false;
+        return rank(one) == rank(other);
+    }
+    if (whole_history())
+        return one.last_access == other.last_access && one.created == other.created &&
+               one.hit_count == other.hit_count && one.priority == other.priority;
+    try {
+        nb::object one_state = user_.state(stats(one));
+        nb::object other_state = user_.state(stats(other));
+        return !one_state.not_equal(other_state);
+    } catch (nb::python_error &error) {
+        failed(error);
+        return false;
+    }
+}
+
+nb::object Ranking::state(Handle handle) {
+    const Node &node = nodes_[handle];
+    if (whole_history())
+        return nb::make_tuple(node.last_access, node.created, node.hit_count, node.priority);
+    if (policy_ == Policy::user) {
+        try {
+            return user_.state(stats(node));
+        } catch (nb::python_error &error) {
+            failed(error);
+        }
+    }
+    if (policy_ == Policy::slru)
+        return nb::make_tuple(std::min(node.hit_count, protected_from_), node.last_access);
+    Rank value = rank(node);
+    if (policy_ == Policy::lfu || policy_ == Policy::priority)
+        return nb::make_tuple(value.major, value.minor);
+    return integer(value.major);
+}
+
+int Ranking::traverse(visitproc visit, void *arg) {
+    Py_VISIT(user_.policy.ptr());
+    Py_VISIT(user_.state.ptr());
+    Py_VISIT(user_.index.ptr());
+    Py_VISIT(failure_.ptr());
+    return 0;
+}
+
+void Ranking::clear() {
+    if (policy_ == Policy::user)
+        policy_ = Policy::lru;
+    UserPolicy gone = std::move(user_);
+    user_ = UserPolicy{};
+    nb::object failure = std::move(failure_);
+    failure_ = nb::object();
+}
+
+}  // namespace aradix

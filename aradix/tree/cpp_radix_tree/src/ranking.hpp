@@ -1,0 +1,68 @@
+// Which leaf goes first: the policies, and the index of evictable leaves.
+#pragma once
+
+#include "leaf_heap.hpp"
+#include "node.hpp"
+#include "python_records.hpp"
+
+namespace aradix {
+
+enum class Policy { lru, mru, fifo, filo, lfu, slru, priority, user };
+
+// What a user's policy may look at: a copy, so that nothing it keeps or changes matters to the tree.
+struct NodeStats {
+    int64_t last_access, created, hit_count, priority, num_tokens;
+};
+
+// A policy of a user, and the index that keeps its ranks.
+struct UserPolicy {
+    nb::object policy;
+    nb::object state;  // its method, or none
+    nb::object index;  // an EvictableIndex of leaves
+    nb::object leaf;   // what names a leaf there: a NamedTuple (handle, order)
+};
+
+// A user's policy may raise in the middle of a step. The step is finished, and all later ones, by recency.
+class Ranking {
+public:
+    Ranking(const Records &records, Arena<Node> &nodes, Policy policy, int64_t protected_from, UserPolicy user,
+            size_t item_bytes, bool merges);
+
+    // Whether neighbours that became equal are to be merged.
+    bool merges() const { return merges_; }
+    nb::object failure() const { return failure_.is_valid() ? failure_ : nb::none(); }
+
+    // Put a leaf into the index under its rank of now.
+    void file(Handle leaf);
+    void discard(Handle leaf);
+    bool is_filed(Handle leaf) const { return policy_ == Policy::user ? nodes_[leaf].filed : heap_.contains(leaf); }
+    // The leaf to go first, which stays filed; kNone if there is none.
+    Handle least();
+
+    // Whether nothing that the policy will ever look at tells two nodes apart.
+    bool same_state(Handle first, Handle second);
+    // What `same_state` compares, as the Python core has it.
+    nb::object state(Handle handle);
+
+    int traverse(visitproc visit, void *arg);
+    void clear();
+
+private:
+    void failed(nb::python_error &error);
+    Rank rank(const Node &node) const;
+    nb::object stats(const Node &node) const;
+    nb::object user_leaf(Handle leaf) const;
+    bool whole_history() const { return policy_ == Policy::user && user_.state.is_none(); }
+
+    const Records &records_;
+    Arena<Node> &nodes_;
+    Policy policy_;
+    int64_t protected_from_;
+    UserPolicy user_;
+    size_t item_bytes_;
+    bool merges_;
+    LeafHeap heap_;
+    nb::object failure_;
+};
+
+}  // namespace aradix

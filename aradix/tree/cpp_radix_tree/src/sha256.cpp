@@ -1,0 +1,113 @@
+#include "sha256.hpp"
+
+#include <bit>
+#include <cstring>
+
+namespace aradix {
+namespace {
+
+constexpr std::array<uint32_t, 64> kRound = {
+    0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
+    0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
+    0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
+    0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967,
+    0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
+    0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
+    0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
+    0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
+
+class Hasher {
+public:
+    void update(const uint8_t *data, size_t size) {
+        total_ += size;
+        while (size != 0) {
+            size_t part = kBlock - filled_ < size ? kBlock - filled_ : size;
+            std::memcpy(block_.data() + filled_, data, part);
+            filled_ += part;
+            data += part;
+            size -= part;
+            if (filled_ == kBlock)
+                compress();
+        }
+    }
+
+    Digest finish() {
+        uint64_t num_bits = total_ * 8;
+        block_[filled_++] = 0x80;
+        if (filled_ > kBlock - 8) {
+            std::memset(block_.data() + filled_, 0, kBlock - filled_);
+            compress();
+        }
+        std::memset(block_.data() + filled_, 0, kBlock - 8 - filled_);
+        for (size_t index = 0; index < 8; ++index)
+            block_[kBlock - 1 - index] = static_cast<uint8_t>(num_bits >> (8 * index));
+        compress();
+        Digest digest;
+        for (size_t index = 0; index < digest.size(); ++index)
+            digest[index] = static_cast<uint8_t>(state_[index / 4] >> (24 - 8 * (index % 4)));
+        return digest;
+    }
+
+private:
+    static constexpr size_t kBlock = 64;
+
+    void compress() {
+        std::array<uint32_t, 64> words;
+        for (size_t index = 0; index < 16; ++index) {
+            const uint8_t *at = block_.data() + 4 * index;
+            words[index] = static_cast<uint32_t>(at[0]) << 24 | static_cast<uint32_t>(at[1]) << 16 |
+                           static_cast<uint32_t>(at[2]) << 8 | static_cast<uint32_t>(at[3]);
+        }
+        for (size_t index = 16; index < 64; ++index) {
+            uint32_t early = words[index - 15], late = words[index - 2];
+            words[index] = words[index - 16] + (std::rotr(early, 7) ^ std::rotr(early, 18) ^ (early >> 3)) +
+                           words[index - 7] + (std::rotr(late, 17) ^ std::rotr(late, 19) ^ (late >> 10));
+        }
+        auto [a, b, c, d, e, f, g, h] = state_;
+        for (size_t index = 0; index < 64; ++index) {
+            uint32_t first = h + (std::rotr(e, 6) ^ std::rotr(e, 11) ^ std::rotr(e, 25)) + ((e & f) ^ (~e & g)) +
+                             kRound[index] + words[index];
+            uint32_t second =
+                (std::rotr(a, 2) ^ std::rotr(a, 13) ^ std::rotr(a, 22)) + ((a & b) ^ (a & c) ^ (b & c));
+            h = g;
+            g = f;
+            f = e;
+            e = d + first;
+            d = c;
+            c = b;
+            b = a;
+            a = first + second;
+        }
+        std::array<uint32_t, 8> added = {a, b, c, d, e, f, g, h};
+        for (size_t index = 0; index < 8; ++index)
+            state_[index] += added[index];
+        filled_ = 0;
+    }
+
+    std::array<uint32_t, 8> state_ = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+                                      0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+    std::array<uint8_t, kBlock> block_;
+    size_t filled_ = 0;
+    uint64_t total_ = 0;
+};
+
+}  // namespace
+
+Digest sha256(const uint8_t *prefix, size_t prefix_size, const uint8_t *data, size_t size) {
+    Hasher hasher;
+    hasher.update(prefix, prefix_size);
+    hasher.update(data, size);
+    return hasher.finish();
+}
+
+void extend_hash_chain(std::vector<Digest> &chain, const uint8_t *previous, size_t previous_size, const uint8_t *data,
+                       size_t size, size_t page_bytes) {
+    chain.reserve(chain.size() + size / page_bytes);
+    for (size_t begin = 0; begin + page_bytes <= size; begin += page_bytes) {
+        chain.push_back(sha256(previous, previous_size, data + begin, page_bytes));
+        previous = chain.back().data();
+        previous_size = chain.back().size();
+    }
+}
+
+}  // namespace aradix

@@ -1,0 +1,20 @@
+// SHA-256 (FIPS 180-4), for the chained hashes of pages.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace aradix {
+
+using Digest = std::array<uint8_t, 32>;
+
+// The digest of `prefix` followed by `data`.
+Digest sha256(const uint8_t *prefix, size_t prefix_size, const uint8_t *data, size_t size);
+
+// Appends the digest of each whole page of `data`, every one chained after the one before it, the first after `previous`.
+void extend_hash_chain(std::vector<Digest> &chain, const uint8_t *previous, size_t previous_size, const uint8_t *data,
+                       size_t size, size_t page_bytes);
+
+}  // namespace aradix

@@ -1,0 +1,426 @@
+#include "tree.hpp"
+
+#include <algorithm>
+
+namespace aradix {
+namespace {
+
+void check_count(const Slots &slots, size_t needed) {
+    if (slots.size < needed)
+        throw nb::value_error("fewer slots than tokens");
+}
+
+}  // namespace
+
+// ---- walking ----
+
+nb::object Tree::match(nb::handle key_object, std::optional<int64_t> limit, bool pin, bool past_pending) {
+    Step step(*this);
+    Key key = read_key(key_object, limit);
+    Handle root = find_root(key.name_space);
+    if (root == kNone) {
+        if (!pin)
+            return records_.no_match;
+        root = new_root(key.name_space);
+    }
+    Place place = enter(key, root, past_pending);
+    if (place.gate != 0)
+        return records_.make(records_.match, integer(0), integer(0), records_.nowhere, integer(place.gate),
+                             records_.nothing);
+    Handle node = arrive(place);
+    if (pin)
+        lock(node);
+    nb::object ready = touch(node);
+    int64_t matched = items(at(node).depth);
+    int64_t node_id = at(merge_path(node)).id;
+    return records_.make(records_.match, integer(matched), integer(node_id), records_.ref(node_id, matched), integer(0),
+                         ready_or_nothing(ready));
+}
+
+int64_t Tree::peek(nb::handle key_object) {
+    Step step(*this);
+    Key key = read_key(key_object);
+    Handle root = find_root(key.name_space);
+    if (root == kNone)
+        return 0;
+    Place place = descend(key, root, kNothingStops);
+    return items(at(place.node).depth + place.size);
+}
+
+Tree::Place Tree::enter(const Key &key, Handle root, bool past_pending) {
+    int stopped_by = past_pending ? kGranted : kPending;
+    if (at(root).gate >= stopped_by)
+        return Place{root, kNone, 0, at(root).id};
+    return descend(key, root, stopped_by);
+}
+
+Tree::Place Tree::descend(const Key &key, Handle from, int stopped_by) {
+    Handle handle = from;
+    size_t depth = at(from).depth;
+    while (key.stop >= depth + page_bytes_) {
+        Handle child = find_child(handle, key.tokens + depth);
+        if (child == kNone)
+            break;
+        const Node &node = at(child);
+        if (node.gate >= stopped_by)
+            return Place{handle, kNone, 0, node.id};
+        size_t size = std::min(node.tokens.size(), key.stop - depth);
+        size_t same = first_difference(node.tokens.data(), key.tokens + depth, size) / page_bytes_ * page_bytes_;
+        if (same < node.tokens.size())
+            return Place{handle, child, same};
+        handle = child;
+        depth = node.depth;
+    }
+    return Place{handle};
+}
+
+// ---- growing ----
+
+nb::object Tree::insert(nb::handle key_object, nb::handle slots_object, nb::handle priority_object,
+                        nb::handle ready_object, bool past_pending) {
+    Step step(*this);
+    Key key = read_key(key_object);
+    Slots slots(slots_object);
+    int64_t priority = saturated(priority_object);
+    nb::object ready = checked_ready(ready_object);
+    check_count(slots, key.stop / item_bytes_);
+    Handle root = find_root(key.name_space);
+    if (root == kNone)
+        root = new_root(key.name_space);
+    Place place = enter(key, root, past_pending);
+    if (place.gate != 0)
+        return integer(place.gate);
+    Grown grown = grow(root, key, slots, key.stop, place, priority, ready);
+    int64_t node_id = at(merge_path(grown.node)).id;
+    prune(root);
+    int64_t end = items(grown.end);
+    return records_.make(records_.inserted, integer(items(grown.held)), integer(end), grown.existing,
+                         records_.ref(node_id, end), integer(0), ready_or_nothing(grown.ready));
+}
+
+nb::object Tree::extend(int64_t node_id, nb::handle key_object, nb::handle slots_object, nb::handle priority_object,
+                        nb::handle ready_object) {
+    Step step(*this);
+    Handle origin = node_named(node_id);
+    Key key = read_key(key_object);
+    Slots slots(slots_object);
+    int64_t priority = saturated(priority_object);
+    nb::object ready = checked_ready(ready_object);
+    size_t stop = std::max(key.stop, at(origin).depth);
+    check_count(slots, (stop - at(origin).depth) / item_bytes_);
+    Place place = descend(key, origin, kPending);
+    if (place.gate != 0)
+        stop = at(place.node).depth;
+    Grown grown = grow(origin, key, slots, stop, place, priority, ready);
+    if (grown.node != origin) {
+        nb::list freed;
+        lock(grown.node);
+        unlock(origin, freed);
+    }
+    node_id = at(merge_path(grown.node)).id;
+    int64_t end = items(grown.end);
+    return records_.make(records_.inserted, integer(items(grown.held)), integer(end), grown.existing,
+                         records_.ref(node_id, end), integer(node_id), ready_or_nothing(grown.ready));
+}
+
+// Add what is missing of a key below where its walk from `origin` ended.
+Tree::Grown Tree::grow(Handle origin, const Key &key, const Slots &slots, size_t stop, const Place &place,
+                       int64_t priority, const nb::object &ready) {
+    Handle node = arrive(place);
+    Grown grown{node, at(node).depth, at(node).depth, nb::object(), nb::object()};
+    for (Handle walked = node; walked != origin; walked = at(walked).parent) {
+        ++at(walked).hit_count;
+        grown.ready = newest_ready(grown.ready, at(walked).ready);
+    }
+    size_t start = at(origin).depth;
+    grown.existing = slots_between(node, start, grown.held);
+    Handle above = node;
+    if (grown.held < stop) {
+        grown.node = new_leaf(node, key.tokens + grown.held, stop - grown.held,
+                              slots.data + (grown.held - start) / item_bytes_);
+        grown.end = stop;
+        Node &leaf = at(grown.node);
+        leaf.ready = ready;
+        leaf.priority = priority;
+        note_marks(ready);
+    }
+    for (; above != kNone; above = at(above).parent)
+        at(above).priority = std::max(at(above).priority, priority);
+    touch(grown.node);
+    return grown;
+}
+
+// ---- pins ----
+
+int64_t Tree::pin(nb::handle ref) {
+    Step step(*this);
+    At found = node_at(ref);
+    if (found.node == kNone)
+        return 0;
+    const Node &node = at(found.node);
+    Handle pinned = found.depth < node.depth ? split(found.node, found.depth - node.begin()) : found.node;
+    lock(pinned);
+    return at(pinned).id;
+}
+
+nb::object Tree::unpin(int64_t node_id, bool touched) {
+    Step step(*this);
+    return node_id == 0 ? nb::list() : unpin_node(node_named(node_id), touched);
+}
+
+nb::list Tree::unpin_node(Handle handle, bool touched) {
+    nb::list freed;
+    if (touched)
+        touch(handle);
+    bool detached = at(handle).detached;
+    unlock(handle, freed);
+    // A root that was empty is gone now, and its cleared node has no path to merge.
+    if (!detached)
+        merge_path(handle);
+    return freed;
+}
+
+Tree::At Tree::node_at(nb::handle ref) {
+    int64_t node_id = nb::cast<int64_t>(ref.attr(records_.name_node_id));
+    if (node_id == 0)
+        return At{kNone, 0};
+    int64_t depth = nb::cast<int64_t>(ref.attr(records_.name_depth));
+    Handle handle = node_named(node_id);
+    const Node &node = at(handle);
+    if (depth < items(node.begin()) || depth > items(node.depth) ||
+        (depth < items(node.depth) && static_cast<size_t>(depth) % page_size_ != 0)) {
+        PyErr_SetObject(PyExc_KeyError, ref.ptr());
+        throw nb::python_error();
+    }
+    if (depth == items(node.begin()) && node.parent != kNone)
+        return At{node.parent, at(node.parent).depth};
+    return At{handle, static_cast<size_t>(depth) * item_bytes_};
+}
+
+// ---- what is said of a path ----
+
+void Tree::record_hit(int64_t node_id) {
+    Step step(*this);
+    Handle bottom = node_named(node_id);
+    for (Handle handle = bottom; handle != kNone; handle = at(handle).parent)
+        ++at(handle).hit_count;
+    if (!at(bottom).detached) {
+        refile(bottom);
+        merge_path(bottom);
+    }
+}
+
+void Tree::mark_streams(int64_t node_id, nb::handle streams_object) {
+    Step step(*this);
+    Handle bottom = node_named(node_id);
+    nb::object streams = checked_streams(streams_object);
+    note_marks(streams);
+    for (Handle handle = bottom; handle != kNone; handle = at(handle).parent)
+        at(handle).streams = joined_streams(at(handle).streams, streams);
+}
+
+// ---- shrinking ----
+
+nb::object Tree::evict(nb::handle num_tokens_object) {
+    Step step(*this);
+    int64_t count = saturated(num_tokens_object);
+    nb::list freed;
+    auto page_size = static_cast<int64_t>(page_size_);
+    while (count > 0) {
+        Handle handle = ranking_.least();
+        if (handle == kNone)
+            break;
+        Node &leaf = at(handle);
+        int64_t size = num_tokens(leaf);
+        int64_t wanted = (count - 1) / page_size < size / page_size ? ((count - 1) / page_size + 1) * page_size : size;
+        nb::object streams = leaf.streams;
+        if (whole_nodes_ || size <= wanted) {
+            count -= size;
+            append_to(freed, freed_record(slots_copy(leaf, 0), streams));
+            record_removed(leaf, 0);
+            remove_leaf(handle, true);
+        } else {
+            count -= wanted;
+            append_to(freed, freed_record(trim(handle, wanted), streams));
+        }
+    }
+    return freed;
+}
+
+nb::object Tree::detach(nb::handle name_space) {
+    Step step(*this);
+    std::vector<Handle> roots, found, gone;
+    if (name_space.is_none()) {
+        roots = root_list(false);
+    } else if (Handle root = find_root(nb::borrow(name_space)); root != kNone) {
+        roots.push_back(root);
+    }
+    for (Handle root : roots)
+        preorder(root, found);
+    nb::list freed;
+    int64_t num_freed = 0, num_held = 0;
+    for (Handle handle : found) {
+        Node &node = at(handle);
+        if (node.parent == kNone) {
+            remove_root(handle, node.lock_ref != 0);
+        } else {
+            --num_nodes;
+            ranking_.discard(handle);
+            if (!name_space.is_none())
+                record_removed(node, 0);
+        }
+        node.detached = true;
+        if (node.lock_ref != 0) {
+            num_held += num_tokens(node);
+            continue;
+        }
+        gone.push_back(handle);
+        if (node.parent != kNone) {
+            num_freed += num_tokens(node);
+            append_to(freed, freed_record(slots_copy(node, 0), node.streams));
+        }
+    }
+    // Children first: where a whole subtree goes, each still finds its parent.
+    for (auto handle = gone.rbegin(); handle != gone.rend(); ++handle) {
+        if (at(*handle).parent != kNone)
+            unlink(*handle);
+        forget(*handle);
+    }
+    evictable_tokens -= num_freed;
+    protected_tokens -= num_held;
+    detached_tokens += num_held;
+    if (name_space.is_none())
+        record_cleared();
+    return records_.make(records_.detached, freed, integer(num_freed), integer(num_held));
+}
+
+// ---- gates ----
+
+nb::object Tree::close_gate(nb::handle key_object) {
+    Step step(*this);
+    Key key = read_key(key_object);
+    Handle root = find_root(key.name_space);
+    if (root == kNone)
+        root = new_root(key.name_space);
+    Place place{root};
+    if (at(root).gate == kOpen)
+        place = descend(key, root, kNothingStops);
+    for (Handle above = place.child != kNone ? place.child : place.node; above != kNone; above = at(above).parent)
+        if (at(above).gate != kOpen)
+            return records_.make(records_.closed, integer(at(above).id), integer(0), nb::bool_(true));
+    Handle node = arrive(place);
+    at(node).gate = kPending;
+    lock(node);
+    return records_.make(records_.closed, integer(at(node).id), integer(items(at(node).depth)), nb::bool_(false));
+}
+
+void Tree::set_gate(int64_t node_id, int gate) {
+    Step step(*this);
+    if (gate < kOpen || gate > kGranted)
+        throw nb::value_error("no such gate");
+    at(node_named(node_id)).gate = gate;
+}
+
+nb::object Tree::open_gate(int64_t node_id) {
+    Step step(*this);
+    Handle handle = node_named(node_id);
+    at(handle).gate = kOpen;
+    return unpin_node(handle, false);
+}
+
+nb::object Tree::pin_below(int64_t node_id) {
+    Step step(*this);
+    std::vector<Handle> found;
+    preorder(node_named(node_id), found);
+    nb::list pinned;
+    for (Handle handle : found) {
+        if (at(handle).num_children == 0) {
+            lock(handle);
+            append_to(pinned, integer(at(handle).id));
+        }
+    }
+    return pinned;
+}
+
+nb::object Tree::evict_below(int64_t node_id) {
+    Step step(*this);
+    std::vector<Handle> found;
+    preorder(node_named(node_id), found);
+    nb::list freed;
+    for (size_t index = found.size(); index-- > 1;) {
+        Node &leaf = at(found[index]);
+        append_to(freed, freed_record(slots_copy(leaf, 0), leaf.streams));
+        record_removed(leaf, 0);
+        remove_leaf(found[index], false);
+    }
+    return freed;
+}
+
+// ---- looking ----
+
+nb::object Tree::slots_of(nb::handle ref, int64_t start) {
+    Step step(*this);
+    At found = node_at(ref);
+    if (found.node == kNone)
+        return records_.no_slots;
+    return slots_between(found.node, static_cast<size_t>(std::max<int64_t>(start, 0)) * item_bytes_, found.depth);
+}
+
+nb::object Tree::slots_between(Handle node, size_t start, size_t stop) {
+    if (start >= stop)
+        return records_.no_slots;
+    int64_t *out = nullptr;
+    nb::object array = new_slots((stop - start) / item_bytes_, out);
+    for (Handle handle = node; handle != kNone && at(handle).depth > start; handle = at(handle).parent) {
+        const Node &part = at(handle);
+        size_t from = std::max(start, part.begin()), to = std::min(stop, part.depth);
+        if (from < to)
+            part.slots.copy_to(out + (from - start) / item_bytes_, (from - part.begin()) / item_bytes_,
+                               (to - from) / item_bytes_, page_size_);
+    }
+    return array;
+}
+
+bool Tree::is_detached(int64_t node_id) {
+    Step step(*this);
+    return node_id != 0 && at(node_named(node_id)).detached;
+}
+
+int64_t Tree::lock_ref(int64_t node_id) {
+    Step step(*this);
+    return at(node_named(node_id)).lock_ref;
+}
+
+bool Tree::is_below(int64_t node_id, int64_t ancestor_id) {
+    Step step(*this);
+    for (Handle handle = find_node(node_id); handle != kNone; handle = at(handle).parent)
+        if (at(handle).id == ancestor_id)
+            return true;
+    return false;
+}
+
+nb::object Tree::walk(bool detached) {
+    Step step(*this);
+    nb::list views;
+    for (Handle root : root_list(detached)) {
+        nb::object name_space = at(root).root->name_space;
+        std::vector<Handle> found;
+        preorder(root, found);
+        for (Handle handle : found)
+            append_to(views, view(handle, name_space));
+    }
+    return nb::iter(views);
+}
+
+nb::object Tree::view(Handle handle, const nb::object &name_space) {
+    const Node &node = at(handle);
+    return records_.make(
+        records_.node_view, integer(node.id), integer(node.parent == kNone ? 0 : at(node.parent).id), name_space,
+        integer(items(node.depth)), integer(num_tokens(node)), bytes_of(node.tokens.data(), node.tokens.size()),
+        slots_copy(node, 0), integer(node.lock_ref), records_.gates[node.gate], nb::bool_(node.detached),
+        integer(node.hit_count), integer(node.priority), integer(node.last_access), integer(node.created),
+        integer(node.num_children), nb::bool_(ranking_.is_filed(handle)), ranking_.state(handle),
+        records_events_ && node.parent != kNone ? digest_list(node.hashes, 0) : nb::none());
+}
+
+}  // namespace aradix

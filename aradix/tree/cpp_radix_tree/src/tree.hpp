@@ -1,0 +1,76 @@
+// The steps of the tree: what aradix.tree.protocol.TreeCore promises, one method each.
+#pragma once
+
+#include "ledger.hpp"
+
+namespace aradix {
+
+class Tree : public Ledger {
+public:
+    using Ledger::Ledger;
+
+    nb::object match(nb::handle key, std::optional<int64_t> limit, bool pin, bool past_pending);
+    int64_t peek(nb::handle key);
+    nb::object insert(nb::handle key, nb::handle slots, nb::handle priority, nb::handle ready, bool past_pending);
+    nb::object extend(int64_t node_id, nb::handle key, nb::handle slots, nb::handle priority, nb::handle ready);
+
+    int64_t pin(nb::handle ref);
+    nb::object unpin(int64_t node_id, bool touch);
+    void record_hit(int64_t node_id);
+    void mark_streams(int64_t node_id, nb::handle streams);
+
+    nb::object evict(nb::handle num_tokens);
+    nb::object detach(nb::handle name_space);
+
+    nb::object close_gate(nb::handle key);
+    void set_gate(int64_t node_id, int gate);
+    nb::object open_gate(int64_t node_id);
+    nb::object pin_below(int64_t node_id);
+    nb::object evict_below(int64_t node_id);
+
+    nb::object slots_of(nb::handle ref, int64_t start);
+    bool is_detached(int64_t node_id);
+    int64_t lock_ref(int64_t node_id);
+    bool is_below(int64_t node_id, int64_t ancestor_id);
+    nb::object walk(bool detached);
+
+private:
+    // Where a walk ended: the last whole node, the child matched in part and by how many bytes, or the gate met.
+    struct Place {
+        Handle node;
+        Handle child = kNone;
+        size_t size = 0;
+        int64_t gate = 0;
+    };
+    struct Grown {
+        Handle node;
+        size_t held, end;
+        nb::object existing, ready;
+    };
+
+    Key read_key(nb::handle key, std::optional<int64_t> limit = std::nullopt) const {
+        return Key(records_, key, page_size_, page_bytes_, limit);
+    }
+    const nb::object &ready_or_nothing(const nb::object &ready) const {
+        return ready.is_valid() ? ready : records_.nothing;
+    }
+    // From a root, which may have a gate itself.
+    Place enter(const Key &key, Handle root, bool past_pending);
+    Place descend(const Key &key, Handle from, int stopped_by);
+    // The node that ends where a walk ended, split off if need be.
+    Handle arrive(const Place &place) { return place.child == kNone ? place.node : split(place.child, place.size); }
+    Grown grow(Handle origin, const Key &key, const Slots &slots, size_t stop, const Place &place, int64_t priority,
+               const nb::object &ready);
+    nb::list unpin_node(Handle handle, bool touched);
+    struct At {
+        Handle node;
+        size_t depth;
+    };
+    // The node that a place is in. KeyError if the place is no more.
+    At node_at(nb::handle ref);
+    // The slots from byte `start` to byte `stop` of a path: a copy.
+    nb::object slots_between(Handle node, size_t start, size_t stop);
+    nb::object view(Handle handle, const nb::object &name_space);
+};
+
+}  // namespace aradix
