@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
@@ -156,7 +156,10 @@ def _run(policy: Callable[[], Any], page_size: int, evict_unit: str, examples: i
     kind = type(
         "Machine", (BothCores,), {"policy": staticmethod(policy), "page_size": page_size, "evict_unit": evict_unit}
     )
-    run_state_machine_as_test(kind, settings=settings(max_examples=examples, stateful_step_count=40))
+    # A step audits both trees, and a sanitizer or a busy machine makes that slow.
+    slow = [HealthCheck.too_slow]
+    chosen = settings(max_examples=examples, stateful_step_count=40, suppress_health_check=slow)
+    run_state_machine_as_test(kind, settings=chosen)
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 4, 16])

@@ -1,4 +1,4 @@
-"""The Python core and the compiled one side by side: every step on both, everything that can be seen compared after it."""
+"""The Python core and the compiled one side by side: every step on both, and all that can be seen compared after it."""
 
 from __future__ import annotations
 

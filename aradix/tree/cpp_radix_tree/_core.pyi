@@ -4,7 +4,8 @@ from typing import Any
 from aradix.events import KVCacheEvent
 from aradix.keys import Namespace, RadixKey
 from aradix.params import NodeRef
-from aradix.policies import EvictionPolicy, NodeStats as AnyNodeStats
+from aradix.policies import EvictionPolicy
+from aradix.policies import NodeStats as AnyNodeStats
 from aradix.tree.evictable import EvictableIndex
 from aradix.tree.protocol import Closed, Detached, Freed, Gate, Inserted, Match, NodeView, Ready, Slots
 
