@@ -1,6 +1,7 @@
 #include "ledger.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <random>
 
 namespace aradix {
@@ -15,7 +16,8 @@ uint64_t secret() {
 
 Ledger::Ledger(const Settings &settings, Policy policy, int64_t protected_from, UserPolicy user)
     : page_size_(settings.page_size), item_bytes_(settings.item_bytes),
-      page_bytes_(settings.page_size * settings.item_bytes), whole_nodes_(settings.whole_nodes),
+      page_bytes_(settings.page_size * settings.item_bytes),
+      item_shift_(std::countr_zero(settings.item_bytes)), whole_nodes_(settings.whole_nodes),
       records_events_(settings.record_events),
       ranking_(records_, nodes_, policy, protected_from, std::move(user), settings.item_bytes, !settings.whole_nodes),
       seed_(secret()) {}
@@ -110,7 +112,7 @@ Handle Ledger::new_leaf(Handle parent, const uint8_t *tokens, size_t size, const
     leaf.id = ++last_id_;
     leaf.order = static_cast<uint64_t>(leaf.id);
     leaf.tokens = Bytes(tokens, size);
-    leaf.slots = SlotRun(slots, size / item_bytes_, page_size_);
+    leaf.slots = SlotRun(slots, count_of(size), page_size_);
     leaf.depth = at(parent).depth + size;
     leaf.created = tick_ + 1;
     leaf.page_hash = page_hash(tokens);
@@ -131,7 +133,7 @@ Handle Ledger::split(Handle tail_handle, size_t size) {
     head.id = ++last_id_;
     head.order = static_cast<uint64_t>(head.id);
     head.tokens = tail.tokens.split_front(size);
-    head.slots = tail.slots.split_front(size / item_bytes_, page_size_);
+    head.slots = tail.slots.split_front(count_of(size), page_size_);
     head.depth = tail.begin();
     head.page_hash = tail.page_hash;
     head.lock_ref = tail.lock_ref;

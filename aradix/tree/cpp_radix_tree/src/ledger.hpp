@@ -63,8 +63,10 @@ protected:
     };
 
     Node &at(Handle handle) { return nodes_[handle]; }
-    int64_t num_tokens(const Node &node) const { return static_cast<int64_t>(node.tokens.size() / item_bytes_); }
-    int64_t items(size_t size) const { return static_cast<int64_t>(size / item_bytes_); }
+    // Tokens in so many bytes of key. A shift, since every step asks at every node of its path.
+    size_t count_of(size_t size) const { return size >> item_shift_; }
+    int64_t items(size_t size) const { return static_cast<int64_t>(count_of(size)); }
+    int64_t num_tokens(const Node &node) const { return items(node.tokens.size()); }
 
     // ---- finding ----
 
@@ -114,6 +116,7 @@ protected:
 
     Records records_;
     size_t page_size_, item_bytes_, page_bytes_;
+    int item_shift_;
     bool whole_nodes_, records_events_;
     Arena<Node> nodes_;
     Ranking ranking_;

@@ -17,6 +17,11 @@ public:
             return;
         }
         auto *pages = reinterpret_cast<int32_t *>(bytes_.extend(count / page_size * sizeof(int32_t)));
+        if (page_size == 1) {
+            for (size_t index = 0; index < count; ++index)
+                pages[index] = static_cast<int32_t>(slots[index]);
+            return;
+        }
         for (size_t page = 0; page < count / page_size; ++page)
             pages[page] = static_cast<int32_t>(slots[page * page_size] / static_cast<int64_t>(page_size));
     }
@@ -71,13 +76,21 @@ public:
 private:
     static bool are_pages(const int64_t *slots, size_t count, size_t page_size) {
         const auto size = static_cast<int64_t>(page_size);
+        if (page_size == 1) {
+            uint64_t all = 0;
+            for (size_t index = 0; index < count; ++index)
+                all |= static_cast<uint64_t>(slots[index]);
+            return all <= INT32_MAX;
+        }
         for (size_t begin = 0; begin < count; begin += page_size) {
             int64_t first = slots[begin];
-            if (first < 0 || first / size > INT32_MAX || (size != 1 && first % size != 0))
+            if (first < 0 || first / size > INT32_MAX || first % size != 0)
                 return false;
+            int64_t differ = 0;
             for (int64_t index = 1; index < size; ++index)
-                if (slots[begin + static_cast<size_t>(index)] != first + index)
-                    return false;
+                differ |= slots[begin + static_cast<size_t>(index)] ^ (first + index);
+            if (differ != 0)
+                return false;
         }
         return true;
     }

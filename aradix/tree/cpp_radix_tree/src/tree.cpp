@@ -65,9 +65,9 @@ Tree::Place Tree::descend(const Key &key, Handle from, int stopped_by) {
         if (node.gate >= stopped_by)
             return Place{handle, kNone, 0, node.id};
         size_t size = std::min(node.tokens.size(), key.stop - depth);
-        size_t same = first_difference(node.tokens.data(), key.tokens + depth, size) / page_bytes_ * page_bytes_;
+        size_t same = first_difference(node.tokens.data(), key.tokens + depth, size);
         if (same < node.tokens.size())
-            return Place{handle, child, same};
+            return Place{handle, child, same / page_bytes_ * page_bytes_};
         handle = child;
         depth = node.depth;
     }
@@ -83,7 +83,7 @@ nb::object Tree::insert(nb::handle key_object, nb::handle slots_object, nb::hand
     Slots slots(slots_object);
     int64_t priority = saturated(priority_object);
     nb::object ready = checked_ready(ready_object);
-    check_count(slots, key.stop / item_bytes_);
+    check_count(slots, count_of(key.stop));
     Handle root = find_root(key.name_space);
     if (root == kNone)
         root = new_root(key.name_space);
@@ -107,7 +107,7 @@ nb::object Tree::extend(int64_t node_id, nb::handle key_object, nb::handle slots
     int64_t priority = saturated(priority_object);
     nb::object ready = checked_ready(ready_object);
     size_t stop = std::max(key.stop, at(origin).depth);
-    check_count(slots, (stop - at(origin).depth) / item_bytes_);
+    check_count(slots, count_of(stop - at(origin).depth));
     Place place = descend(key, origin, kPending);
     if (place.gate != 0)
         stop = at(place.node).depth;
@@ -137,7 +137,7 @@ Tree::Grown Tree::grow(Handle origin, const Key &key, const Slots &slots, size_t
     Handle above = node;
     if (grown.held < stop) {
         grown.node = new_leaf(node, key.tokens + grown.held, stop - grown.held,
-                              slots.data + (grown.held - start) / item_bytes_);
+                              slots.data + count_of(grown.held - start));
         grown.end = stop;
         Node &leaf = at(grown.node);
         leaf.ready = ready;
@@ -363,20 +363,21 @@ nb::object Tree::slots_of(nb::handle ref, int64_t start) {
     At found = node_at(ref);
     if (found.node == kNone)
         return records_.no_slots;
-    return slots_between(found.node, static_cast<size_t>(std::max<int64_t>(start, 0)) * item_bytes_, found.depth);
+    size_t first = start <= 0 ? 0 : std::min(static_cast<size_t>(start), count_of(found.depth));
+    return slots_between(found.node, first * item_bytes_, found.depth);
 }
 
 nb::object Tree::slots_between(Handle node, size_t start, size_t stop) {
     if (start >= stop)
         return records_.no_slots;
     int64_t *out = nullptr;
-    nb::object array = new_slots((stop - start) / item_bytes_, out);
+    nb::object array = new_slots(count_of(stop - start), out);
     for (Handle handle = node; handle != kNone && at(handle).depth > start; handle = at(handle).parent) {
         const Node &part = at(handle);
         size_t from = std::max(start, part.begin()), to = std::min(stop, part.depth);
         if (from < to)
-            part.slots.copy_to(out + (from - start) / item_bytes_, (from - part.begin()) / item_bytes_,
-                               (to - from) / item_bytes_, page_size_);
+            part.slots.copy_to(out + count_of(from - start), count_of(from - part.begin()),
+                               count_of(to - from), page_size_);
     }
     return array;
 }
