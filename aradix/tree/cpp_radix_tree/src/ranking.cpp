@@ -86,6 +86,8 @@ void Ranking::failed(nb::python_error &error) {
 }
 
 bool Ranking::same_state(Handle first, Handle second) {
+    if (!merges_)
+        return false;
     const Node &one = nodes_[first], &other = nodes_[second];
     if (policy_ != Policy::user) {
         if (policy_ == Policy::slru && std::min(one.hit_count, protected_from_) != std::min(other.hit_count, protected_from_))
@@ -98,7 +100,11 @@ bool Ranking::same_state(Handle first, Handle second) {
     try {
         nb::object one_state = user_.state(stats(one));
         nb::object other_state = user_.state(stats(other));
-        return !one_state.not_equal(other_state);
+        nb::object same = nb::steal(PyObject_RichCompare(one_state.ptr(), other_state.ptr(), Py_EQ));
+        int truth = same.is_valid() ? PyObject_IsTrue(same.ptr()) : -1;
+        if (truth < 0)
+            throw nb::python_error();
+        return truth != 0;
     } catch (nb::python_error &error) {
         failed(error);
         return false;

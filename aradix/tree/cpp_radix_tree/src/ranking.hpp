@@ -39,7 +39,7 @@ public:
     // The leaf to go first, which stays filed; kNone if there is none.
     Handle least();
 
-    // Whether nothing that the policy will ever look at tells two nodes apart.
+    // Whether nothing that the policy will ever look at tells two nodes apart; after a failure nobody can say.
     bool same_state(Handle first, Handle second);
     // What `same_state` compares, as the Python core has it.
     nb::object state(Handle handle);
