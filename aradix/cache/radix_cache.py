@@ -33,7 +33,7 @@ from aradix.cache.locks import Exclusive, StandingGate
 from aradix.cache.low_level import value_array
 from aradix.cache.pressure import too_large
 from aradix.cache.views import make_snapshot, make_stats, print_tree
-from aradix.errors import CacheClosedError, InvalidKeyError, InvariantError, UsageError
+from aradix.errors import CacheClosedError, InvalidKeyError, InvariantError, TransferError, UsageError
 from aradix.events import KVCacheEvent
 from aradix.keys import BIGRAM_BYTES, TOKEN_BYTES, Namespace, RadixKey
 from aradix.params import (
@@ -49,7 +49,7 @@ from aradix.params import (
     NodeRef,
 )
 from aradix.tree import make_core
-from aradix.tree.protocol import NOWHERE, Slots
+from aradix.tree.protocol import NOWHERE, Ready, Slots
 
 __all__ = ["RadixCache"]
 
@@ -116,8 +116,11 @@ class RadixCache(BasePrefixCache):
         if error is not None and not _is_cancellation(error):
             # The user's own error goes on as it is, not in a group; a failure in the background still comes first.
             await self._task_group.__aexit__(None, None, None)
-            return None
-        return await self._task_group.__aexit__(kind, error, trace)
+            swallowed = None
+        else:
+            swallowed = await self._task_group.__aexit__(kind, error, trace)
+        self._background.raise_unheard()
+        return swallowed
 
     def _close(self) -> None:
         self._leases.closed = True
@@ -126,6 +129,8 @@ class RadixCache(BasePrefixCache):
         self._pressure.drop_all(self._closed_error)
         self._gates.close_down(self._closed_error)
         self._pool.give_back_all(self._core.detach().freed)
+        if self._core.failure is not None:
+            self._note_policy_failure(self._core.failure)
 
     @staticmethod
     def _closed_error() -> CacheClosedError:
@@ -139,11 +144,15 @@ class RadixCache(BasePrefixCache):
             self._home.check()
         if self._broken is not None:
             raise InvariantError(f"the cache refuses further work: {self._broken}")
-        if self._core.failure is not None and not self._policy_reported:
-            self._policy_reported = True
-            self._fail(self._core.failure)
+        if self._core.failure is not None:
+            self._note_policy_failure(self._core.failure)
         if self._dropped:
             self._drain_dropped()
+
+    def _note_policy_failure(self, error: BaseException) -> None:
+        if not self._policy_reported:
+            self._policy_reported = True
+            self._fail(error)
 
     def _begin_open(self) -> None:
         self._begin()
@@ -176,8 +185,12 @@ class RadixCache(BasePrefixCache):
             home.call_soon(self._slots_changed)
 
     def _slots_changed(self) -> None:
-        if len(self._pressure) and not self._leases.closed:
-            self._pressure.changed()
+        """Serve who waits. It may run in the middle of somebody else's free(), which must not hear of our failures."""
+        try:
+            if len(self._pressure) and not self._leases.closed:
+                self._pressure.changed()
+        except Exception as error:
+            self._fail(error)
 
     def _on_change(self) -> None:
         if self._gates.standing:
@@ -220,7 +233,9 @@ class RadixCache(BasePrefixCache):
                 raise too_large(reserve, self._pool)
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise UsageError(f"priority must be an int, got {priority!r}")
-        if stream is None and self._pool.streams:
+        if stream is not None:
+            self._pool.check_stream(stream)
+        elif self._pool.streams:
             stream = self._pool.streams[0]
         caller = sys._getframe(1)
         hold = self._leases.new(view, limit, priority, store, resume, stream, caller.f_code, caller.f_lineno)
@@ -294,8 +309,17 @@ class RadixCache(BasePrefixCache):
             passage = await self._leases.wait_pinned(view)
             self._end_passage(passage)
             match = self._core.match(view, past_pending=True)
-        self._pool.order_all_after(match.ready)
+        self._order_all_after(match.ready)
         return MatchResult(self._slots_tensor(match.last), match.last, match.last, match.last)
+
+    def _order_all_after(self, ready: tuple[Ready, ...]) -> None:
+        """Whatever stream of the engine reads this comes after what others write; if that fails, the cache ends."""
+        try:
+            for stream in self._pool.streams:
+                self._pool.order_after(stream, ready)
+        except TransferError as error:
+            self._fail(error)
+            raise
 
     def _end_passage(self, passage: Passage) -> None:
         """Unpin what kept the way open. Its caller takes its step at once: no gate is granted in between."""
@@ -331,7 +355,7 @@ class RadixCache(BasePrefixCache):
         if isinstance(done, int):
             self._pool.disown(value[start:stop])
             return None
-        self._pool.order_all_after(done.ready)
+        self._order_all_after(done.ready)
         duplicates = np.concatenate((value[:start][value[:start] != done.existing], value[stop:]))
         return InsertResult(done.prefix_len, done.last, torch.from_numpy(duplicates), stop - start)
 
