@@ -19,12 +19,17 @@ from aradix.cache.locks import Gates
 from aradix.cache.low_level import LowLevelPins
 from aradix.cache.pool import SlotPool
 from aradix.cache.pressure import Pressure
-from aradix.errors import AradixError, LeaseReleasedError
+from aradix.errors import AradixError, CacheClosedError, LeaseReleasedError
 from aradix.keys import RadixKey
 from aradix.params import CacheInitParams, InsertResult, NodeRef
 from aradix.tree.protocol import Freed, Ready, TreeCore
 
-__all__ = ["Leases", "Passage"]
+__all__ = ["Leases", "Passage", "closed_error"]
+
+
+def closed_error() -> CacheClosedError:
+    """The error of a call that needs an open cache."""
+    return CacheClosedError("the cache is closed; leases that are held stay usable until they are released")
 
 
 class Passage:
@@ -133,7 +138,7 @@ class Leases:
             self.passing.discard(hold)
             self.release(hold)
 
-        await self.gates.wait_in_line(step, undo)
+        await self._wait_in_line(step, undo)
         self.passing.discard(hold)
 
     async def wait_pinned(self, view: RadixKey) -> Passage:
@@ -151,9 +156,15 @@ class Leases:
             self.pool.give_back_all(self._core.unpin(passage.node_id))
             self.changed()
 
-        await self.gates.wait_in_line(step, undo)
+        await self._wait_in_line(step, undo)
         self.passing.discard(passage)
         return passage
+
+    async def _wait_in_line(self, step: Callable[[], bool], undo: Callable[[], None]) -> None:
+        await self.gates.wait_in_line(step, undo)
+        if self.closed:  # in the very moment in which the gate let it pass
+            undo()
+            raise closed_error()
 
     def drop_pins(self, hold: Hold) -> None:
         """Give up what a lease that waits to be entered has pinned."""

@@ -1,9 +1,9 @@
 """`Pressure`: who waits for slots, and who is served next.
 
 Growth of entered leases goes before admission of new ones, each first come first served. Whoever makes room calls
-`pump`, which hands slots to the head of the queue before waking it: nobody retries and nobody barges in. A demand takes
-no slot and no victim until all of it can be met; slots behind a fence count as coming, so a slow fence does not drain
-the cache.
+`changed`, which hands slots to the head of the queue before waking it: nobody retries and nobody barges in. A demand
+takes no slot and no victim until all of it can be met; slots behind a fence count as coming, so a slow fence does not
+drain the cache.
 
 When nothing will come by itself (`_is_stuck`), in this order: serve out of turn whoever fits; revoke the youngest pins
 of leases that wait to be entered; tell the youngest entered waiter to give way.
@@ -238,12 +238,11 @@ class Pressure:
     # ---- serving ----
 
     def changed(self) -> None:
-        """Something came back, became evictable, or began to wait: tell the gates, and serve whoever can be served."""
-        self.on_change()
-        self.pump()
+        """Something came back, became evictable, or began to wait: tell the gates, and serve whoever can be served.
 
-    def pump(self) -> None:
-        """Serve the queues as far as they go. Safe to call from anywhere on the loop, also in the middle of itself."""
+        Safe to call from anywhere on the loop. In the middle of a step it only takes note, and what it would do follows
+        at the step's end: whoever is being served must not lose his pins to a gate meanwhile.
+        """
         self._again = True
         if self._busy:
             return
@@ -251,17 +250,16 @@ class Pressure:
         try:
             while self._again:
                 self._again = False
+                self.on_change()
                 while self._serve_in_order() or (len(self) and self._is_stuck() and self._unstick()):
                     self.on_change()
         finally:
             self._busy = False
 
     def _catch_up(self) -> None:
-        """Pump if something came back in the middle of a step that was not to be disturbed."""
+        """Do what had to wait for the end of a step."""
         if self._again and not self._busy:
-            self._again = False
-            if len(self):
-                self.pump()
+            self.changed()
 
     def _serve_in_order(self) -> bool:
         if self.growth:

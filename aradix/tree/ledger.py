@@ -6,6 +6,7 @@ all that follows from it.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -205,7 +206,9 @@ class Ledger:
 
     def _policy_failed(self, error: Exception) -> None:
         """A user's policy raised in the middle of a step: finish the step, and all later ones, by recency."""
-        self.failure = error
+        # Kept for the cache's life, the frames of the traceback would keep their callers' leases alive: keep its text.
+        error.add_note("".join(traceback.format_tb(error.__traceback__)))
+        self.failure = error.with_traceback(None)
         self._policy = LRU()
         self._state_of = self._policy.rank
         self.merges = False  # what the old policy told apart may be equal now, all over the tree
