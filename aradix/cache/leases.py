@@ -117,11 +117,10 @@ class Leases:
         hold.num_matched = hold.published = hold.committed = match.num_matched
         if match.ready and hold.stream is not None:
             try:
-                self.pool.order_after(hold.stream, match.ready)
-            except Exception as error:
+                self.order_after((hold.stream,), match.ready)
+            except AradixError:
                 # Read without that order it might be garbage. Let go, and wait for the end that this brings about.
                 self.drop_pins(hold)
-                self._fail(error)
                 return False
         return True
 
@@ -222,9 +221,9 @@ class Leases:
         hold.take_front(done.end - start)
         duplicates = slots[: done.prefix_len - start]
         self.pool.give_back(duplicates, hold.touching(self.pool.streams))
-        if done.ready and hold.stream is not None:
-            self.pool.order_after(hold.stream, done.ready)
         self.changed()
+        if done.ready and hold.stream is not None:
+            self.order_after((hold.stream,), done.ready)
         return InsertResult(
             done.prefix_len,
             hold.ref,
@@ -237,6 +236,15 @@ class Leases:
         """Events behind what is being written; a stream that cannot tell ends the cache."""
         try:
             return self.pool.ready_after(streams)
+        except AradixError as error:
+            self._fail(error)
+            raise
+
+    def order_after(self, streams: tuple[Any, ...], ready: tuple[Ready, ...]) -> None:
+        """Whoever reads on these streams comes after what others write; if that cannot be had, the cache ends."""
+        try:
+            for stream in streams:
+                self.pool.order_after(stream, ready)
         except AradixError as error:
             self._fail(error)
             raise

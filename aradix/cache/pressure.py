@@ -37,6 +37,7 @@ class SlotWaiter:
         "granted",
         "hold",
         "keeps_pins",
+        "num_before",
         "num_tokens",
         "reserve",
         "task_id",
@@ -51,6 +52,7 @@ class SlotWaiter:
         self.version = -1
         self.blocked = False
         self.granted = False
+        self.num_before = 0
         self.error: BaseException | None = None
         self.event = anyio.Event()
         self.task_id = anyio.get_current_task().id
@@ -193,7 +195,7 @@ class Pressure:
         hold = waiter.hold
         if waiter.reserve or hold.released:
             return
-        num_own = max(0, hold.num_own - waiter.num_tokens)
+        num_own = min(hold.num_own, max(0, waiter.num_before - hold.published))
         self._pool.give_back(hold.cut(num_own, self._page_size), ())
 
     def _leave(self, waiter: SlotWaiter, error: BaseException | None = None) -> None:
@@ -279,6 +281,7 @@ class Pressure:
             slots = self.take(hold.fresh_slots_for(waiter.num_tokens, self._page_size), hold.stream)
             served = slots is not None
             if slots is not None:
+                waiter.num_before = hold.num_tokens
                 hold.add(slots, waiter.num_tokens)
                 self._cache.count_query(hold)
         if served:

@@ -33,7 +33,7 @@ from aradix.cache.locks import Exclusive, StandingGate
 from aradix.cache.low_level import value_array
 from aradix.cache.pressure import too_large
 from aradix.cache.views import make_snapshot, make_stats, print_tree
-from aradix.errors import InvalidKeyError, InvariantError, TransferError, UsageError
+from aradix.errors import InvalidKeyError, InvariantError, UsageError
 from aradix.events import KVCacheEvent
 from aradix.keys import BIGRAM_BYTES, TOKEN_BYTES, Namespace, RadixKey
 from aradix.params import (
@@ -49,7 +49,7 @@ from aradix.params import (
     NodeRef,
 )
 from aradix.tree import make_core
-from aradix.tree.protocol import NOWHERE, Ready, Slots
+from aradix.tree.protocol import NOWHERE, Slots
 
 __all__ = ["RadixCache"]
 
@@ -314,17 +314,8 @@ class RadixCache(BasePrefixCache):
             passage = await self._leases.wait_pinned(view)
             self._end_passage(passage)
             match = self._core.match(view, past_pending=True)
-        self._order_all_after(match.ready)
+        self._leases.order_after(self._pool.streams, match.ready)
         return MatchResult(self._slots_tensor(match.last), match.last, match.last, match.last)
-
-    def _order_all_after(self, ready: tuple[Ready, ...]) -> None:
-        """Whatever stream of the engine reads this comes after what others write; if that fails, the cache ends."""
-        try:
-            for stream in self._pool.streams:
-                self._pool.order_after(stream, ready)
-        except TransferError as error:
-            self._fail(error)
-            raise
 
     def _end_passage(self, passage: Passage) -> None:
         """Unpin what kept the way open. Its caller takes its step at once: no gate is granted in between."""
@@ -358,7 +349,7 @@ class RadixCache(BasePrefixCache):
         if isinstance(done, int):
             self._pool.disown(value[start:stop])
             return None
-        self._order_all_after(done.ready)
+        self._leases.order_after(self._pool.streams, done.ready)
         duplicates = np.concatenate((value[:start][value[:start] != done.existing], value[stop:]))
         return InsertResult(done.prefix_len, done.last, torch.from_numpy(duplicates), stop - start)
 
