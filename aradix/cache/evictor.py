@@ -56,6 +56,7 @@ class Background:
         self._fenced = _Bell()
         self._failed = _Bell()
         self._failure: BaseException | None = None
+        self._raised = False
 
     def start(self, task_group: TaskGroup) -> None:
         """Start the tasks. Does not wait."""
@@ -76,6 +77,12 @@ class Background:
             self._failure = error
             self._failed.ring()
 
+    def raise_unheard(self) -> None:
+        """Raise a failure that came too late for the alarm, in a group as the task group does. Does not wait."""
+        if self._failure is not None and not self._raised:
+            self._raised = True
+            raise BaseExceptionGroup("a background failure ends the cache", [self._failure])
+
     async def _run_evictor(self) -> None:
         while True:
             await self._low.wait()
@@ -92,4 +99,5 @@ class Background:
     async def _run_alarm(self) -> None:
         await self._failed.wait()
         assert self._failure is not None
+        self._raised = True
         raise self._failure

@@ -325,8 +325,13 @@ class Lease:
         return twin
 
     def used_on(self, stream: Any) -> None:
-        """Name a stream that touches this lease's slots; only the named ones count then. Does not wait."""
+        """Name a stream that touches this lease's slots; only the named ones count then. Does not wait.
+
+        Raises:
+            UsageError: nothing can be fenced behind this stream.
+        """
         hold = self._entered()
+        self._cache._pool.check_stream(stream)
         if hold.used is None:
             hold.used = set()
         hold.used.add(stream)

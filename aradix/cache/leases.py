@@ -19,12 +19,17 @@ from aradix.cache.locks import Gates
 from aradix.cache.low_level import LowLevelPins
 from aradix.cache.pool import SlotPool
 from aradix.cache.pressure import Pressure
-from aradix.errors import AradixError, LeaseReleasedError
+from aradix.errors import AradixError, CacheClosedError, LeaseReleasedError
 from aradix.keys import RadixKey
 from aradix.params import CacheInitParams, InsertResult, NodeRef
 from aradix.tree.protocol import Freed, Ready, TreeCore
 
-__all__ = ["Leases", "Passage"]
+__all__ = ["Leases", "Passage", "closed_error"]
+
+
+def closed_error() -> CacheClosedError:
+    """The error of a call that needs an open cache."""
+    return CacheClosedError("the cache is closed; leases that are held stay usable until they are released")
 
 
 class Passage:
@@ -112,11 +117,10 @@ class Leases:
         hold.num_matched = hold.published = hold.committed = match.num_matched
         if match.ready and hold.stream is not None:
             try:
-                self.pool.order_after(hold.stream, match.ready)
-            except Exception as error:
+                self.order_after((hold.stream,), match.ready)
+            except AradixError:
                 # Read without that order it might be garbage. Let go, and wait for the end that this brings about.
                 self.drop_pins(hold)
-                self._fail(error)
                 return False
         return True
 
@@ -133,7 +137,7 @@ class Leases:
             self.passing.discard(hold)
             self.release(hold)
 
-        await self.gates.wait_in_line(step, undo)
+        await self._wait_in_line(step, undo)
         self.passing.discard(hold)
 
     async def wait_pinned(self, view: RadixKey) -> Passage:
@@ -151,9 +155,15 @@ class Leases:
             self.pool.give_back_all(self._core.unpin(passage.node_id))
             self.changed()
 
-        await self.gates.wait_in_line(step, undo)
+        await self._wait_in_line(step, undo)
         self.passing.discard(passage)
         return passage
+
+    async def _wait_in_line(self, step: Callable[[], bool], undo: Callable[[], None]) -> None:
+        await self.gates.wait_in_line(step, undo)
+        if self.closed:  # in the very moment in which the gate let it pass
+            undo()
+            raise closed_error()
 
     def drop_pins(self, hold: Hold) -> None:
         """Give up what a lease that waits to be entered has pinned."""
@@ -211,9 +221,9 @@ class Leases:
         hold.take_front(done.end - start)
         duplicates = slots[: done.prefix_len - start]
         self.pool.give_back(duplicates, hold.touching(self.pool.streams))
-        if done.ready and hold.stream is not None:
-            self.pool.order_after(hold.stream, done.ready)
         self.changed()
+        if done.ready and hold.stream is not None:
+            self.order_after((hold.stream,), done.ready)
         return InsertResult(
             done.prefix_len,
             hold.ref,
@@ -226,6 +236,15 @@ class Leases:
         """Events behind what is being written; a stream that cannot tell ends the cache."""
         try:
             return self.pool.ready_after(streams)
+        except AradixError as error:
+            self._fail(error)
+            raise
+
+    def order_after(self, streams: tuple[Any, ...], ready: tuple[Ready, ...]) -> None:
+        """Whoever reads on these streams comes after what others write; if that cannot be had, the cache ends."""
+        try:
+            for stream in streams:
+                self.pool.order_after(stream, ready)
         except AradixError as error:
             self._fail(error)
             raise

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aradix.errors import AradixError, ConfigError, TransferError
+from aradix.errors import AradixError, ConfigError, TransferError, UsageError
 from aradix.tree.protocol import Freed, Ready, Slots
 
 if TYPE_CHECKING:
@@ -38,11 +38,12 @@ class SlotPool:
         self.num_held = 0
         self._on_failure = on_failure
         self._sequence = count(1)
+        self._known: set[Any] = set()
         for stream in streams:
             try:
-                allocator.record(stream)
-            except AradixError as error:
-                raise ConfigError(f"streams: cannot record an event on {stream!r}: {error}") from error
+                self.check_stream(stream)
+            except UsageError as error:
+                raise ConfigError(f"streams: {error}") from error
 
     @property
     def capacity(self) -> int:
@@ -105,13 +106,32 @@ class SlotPool:
         """
         return tuple(Ready(stream, self.allocator.record(stream), next(self._sequence)) for stream in streams)
 
-    def order_after(self, stream: Any, ready: Iterable[Ready]) -> None:
-        """Make a stream wait, on the device, for what other streams write. The host does not wait."""
-        for known in ready:
-            if known.stream is not stream and not self.allocator.passed(known.event):
-                stream.wait_event(known.event)
+    def check_stream(self, stream: Any) -> None:
+        """Does not wait.
 
-    def order_all_after(self, ready: tuple[Ready, ...]) -> None:
-        """`order_after` for every stream of the engine."""
-        for stream in self.streams:
-            self.order_after(stream, ready)
+        Raises:
+            UsageError: nothing can be fenced behind this stream, or ordered on it.
+        """
+        try:
+            if stream in self._known:
+                return
+            self.allocator.record(stream)
+            if not callable(getattr(stream, "wait_event", None)):
+                raise UsageError("it has no wait_event()")
+            self._known.add(stream)
+        except (AradixError, TypeError) as error:
+            raise UsageError(f"{stream!r} cannot be used as a stream here: {error}") from error
+
+    def order_after(self, stream: Any, ready: Iterable[Ready]) -> None:
+        """Make a stream wait, on the device, for what other streams write. The host does not wait.
+
+        Raises:
+            TransferError: it could not be made to.
+        """
+        for known in ready:
+            if known.stream is stream or self.allocator.passed(known.event):
+                continue
+            try:
+                stream.wait_event(known.event)
+            except Exception as error:
+                raise TransferError(f"{stream!r} could not be made to wait for {known.stream!r}: {error}") from error

@@ -1,9 +1,9 @@
 """`Pressure`: who waits for slots, and who is served next.
 
 Growth of entered leases goes before admission of new ones, each first come first served. Whoever makes room calls
-`pump`, which hands slots to the head of the queue before waking it: nobody retries and nobody barges in. A demand takes
-no slot and no victim until all of it can be met; slots behind a fence count as coming, so a slow fence does not drain
-the cache.
+`changed`, which hands slots to the head of the queue before waking it: nobody retries and nobody barges in. A demand
+takes no slot and no victim until all of it can be met; slots behind a fence count as coming, so a slow fence does not
+drain the cache.
 
 When nothing will come by itself (`_is_stuck`), in this order: serve out of turn whoever fits; revoke the youngest pins
 of leases that wait to be entered; tell the youngest entered waiter to give way.
@@ -37,6 +37,7 @@ class SlotWaiter:
         "granted",
         "hold",
         "keeps_pins",
+        "num_before",
         "num_tokens",
         "reserve",
         "task_id",
@@ -51,6 +52,7 @@ class SlotWaiter:
         self.version = -1
         self.blocked = False
         self.granted = False
+        self.num_before = 0
         self.error: BaseException | None = None
         self.event = anyio.Event()
         self.task_id = anyio.get_current_task().id
@@ -193,7 +195,7 @@ class Pressure:
         hold = waiter.hold
         if waiter.reserve or hold.released:
             return
-        num_own = max(0, hold.num_own - waiter.num_tokens)
+        num_own = min(hold.num_own, max(0, waiter.num_before - hold.published))
         self._pool.give_back(hold.cut(num_own, self._page_size), ())
 
     def _leave(self, waiter: SlotWaiter, error: BaseException | None = None) -> None:
@@ -238,12 +240,11 @@ class Pressure:
     # ---- serving ----
 
     def changed(self) -> None:
-        """Something came back, became evictable, or began to wait: tell the gates, and serve whoever can be served."""
-        self.on_change()
-        self.pump()
+        """Something came back, became evictable, or began to wait: tell the gates, and serve whoever can be served.
 
-    def pump(self) -> None:
-        """Serve the queues as far as they go. Safe to call from anywhere on the loop, also in the middle of itself."""
+        Safe to call from anywhere on the loop. In the middle of a step it only takes note, and what it would do follows
+        at the step's end: whoever is being served must not lose his pins to a gate meanwhile.
+        """
         self._again = True
         if self._busy:
             return
@@ -251,17 +252,16 @@ class Pressure:
         try:
             while self._again:
                 self._again = False
+                self.on_change()
                 while self._serve_in_order() or (len(self) and self._is_stuck() and self._unstick()):
                     self.on_change()
         finally:
             self._busy = False
 
     def _catch_up(self) -> None:
-        """Pump if something came back in the middle of a step that was not to be disturbed."""
+        """Do what had to wait for the end of a step."""
         if self._again and not self._busy:
-            self._again = False
-            if len(self):
-                self.pump()
+            self.changed()
 
     def _serve_in_order(self) -> bool:
         if self.growth:
@@ -281,6 +281,7 @@ class Pressure:
             slots = self.take(hold.fresh_slots_for(waiter.num_tokens, self._page_size), hold.stream)
             served = slots is not None
             if slots is not None:
+                waiter.num_before = hold.num_tokens
                 hold.add(slots, waiter.num_tokens)
                 self._cache.count_query(hold)
         if served:

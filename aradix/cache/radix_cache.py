@@ -28,12 +28,12 @@ from aradix.cache.evictor import Background
 from aradix.cache.hold import Hold
 from aradix.cache.home import Home
 from aradix.cache.lease import Lease, count_of
-from aradix.cache.leases import Leases, Passage
+from aradix.cache.leases import Leases, Passage, closed_error
 from aradix.cache.locks import Exclusive, StandingGate
 from aradix.cache.low_level import value_array
 from aradix.cache.pressure import too_large
 from aradix.cache.views import make_snapshot, make_stats, print_tree
-from aradix.errors import CacheClosedError, InvalidKeyError, InvariantError, UsageError
+from aradix.errors import InvalidKeyError, InvariantError, UsageError
 from aradix.events import KVCacheEvent
 from aradix.keys import BIGRAM_BYTES, TOKEN_BYTES, Namespace, RadixKey
 from aradix.params import (
@@ -116,20 +116,21 @@ class RadixCache(BasePrefixCache):
         if error is not None and not _is_cancellation(error):
             # The user's own error goes on as it is, not in a group; a failure in the background still comes first.
             await self._task_group.__aexit__(None, None, None)
-            return None
-        return await self._task_group.__aexit__(kind, error, trace)
+            swallowed = None
+        else:
+            swallowed = await self._task_group.__aexit__(kind, error, trace)
+        self._background.raise_unheard()
+        return swallowed
 
     def _close(self) -> None:
         self._leases.closed = True
         self._unsubscribe()
         self._drain_dropped()
-        self._pressure.drop_all(self._closed_error)
-        self._gates.close_down(self._closed_error)
+        self._pressure.drop_all(closed_error)
+        self._gates.close_down(closed_error)
         self._pool.give_back_all(self._core.detach().freed)
-
-    @staticmethod
-    def _closed_error() -> CacheClosedError:
-        return CacheClosedError("the cache is closed; leases that are held stay usable until they are released")
+        if self._core.failure is not None:
+            self._note_policy_failure(self._core.failure)
 
     def _begin(self) -> None:
         """The first line of every public call."""
@@ -139,16 +140,20 @@ class RadixCache(BasePrefixCache):
             self._home.check()
         if self._broken is not None:
             raise InvariantError(f"the cache refuses further work: {self._broken}")
-        if self._core.failure is not None and not self._policy_reported:
-            self._policy_reported = True
-            self._fail(self._core.failure)
+        if self._core.failure is not None:
+            self._note_policy_failure(self._core.failure)
         if self._dropped:
             self._drain_dropped()
+
+    def _note_policy_failure(self, error: BaseException) -> None:
+        if not self._policy_reported:
+            self._policy_reported = True
+            self._fail(error)
 
     def _begin_open(self) -> None:
         self._begin()
         if self._leases.closed:
-            raise self._closed_error()
+            raise closed_error()
 
     def _is_turn_over(self) -> bool:
         """Whether this call should let other tasks run first, before it takes anything."""
@@ -157,6 +162,13 @@ class RadixCache(BasePrefixCache):
             return False
         self._run_length = 0
         return True
+
+    async def _take_turn(self) -> None:
+        """The first line of a call that can wait. Waits for one round of the loop now and then."""
+        self._begin_open()
+        if self._is_turn_over():
+            await checkpoint()
+            self._begin_open()
 
     def _fail(self, error: BaseException) -> None:
         """Something failed where it could not be raised: end the task group with it."""
@@ -176,8 +188,11 @@ class RadixCache(BasePrefixCache):
             home.call_soon(self._slots_changed)
 
     def _slots_changed(self) -> None:
-        if len(self._pressure) and not self._leases.closed:
-            self._pressure.changed()
+        """Serve who waits. It may run in the middle of somebody else's free(), which must not hear of our failures."""
+        try:
+            self._leases.changed()
+        except Exception as error:
+            self._fail(error)
 
     def _on_change(self) -> None:
         if self._gates.standing:
@@ -220,7 +235,9 @@ class RadixCache(BasePrefixCache):
                 raise too_large(reserve, self._pool)
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise UsageError(f"priority must be an int, got {priority!r}")
-        if stream is None and self._pool.streams:
+        if stream is not None:
+            self._pool.check_stream(stream)
+        elif self._pool.streams:
             stream = self._pool.streams[0]
         caller = sys._getframe(1)
         hold = self._leases.new(view, limit, priority, store, resume, stream, caller.f_code, caller.f_lineno)
@@ -244,7 +261,10 @@ class RadixCache(BasePrefixCache):
 
     def _drain_dropped(self) -> None:
         while self._dropped:
-            self._leases.release(self._dropped.popleft())
+            try:
+                self._leases.release(self._dropped.popleft())
+            except Exception as error:  # a bug of ours; the loop would only log it
+                self._fail(error)
 
     # ---- gates ----
 
@@ -257,10 +277,12 @@ class RadixCache(BasePrefixCache):
         task_id = anyio.get_current_task().id
         if any(gate.task_id == task_id for gate in self._gates.standing):
             raise UsageError("this task holds a subtree already, and may hold only one; leave that block first")
-        if self._is_turn_over():
-            await checkpoint()
-            self._begin_open()
-        return await self._gates.close(view)
+        await self._take_turn()
+        gate = await self._gates.close(view)
+        if self._leases.closed:
+            self._gates.open(gate)
+            raise closed_error()
+        return gate
 
     def _open_gate(self, gate: StandingGate) -> None:
         self._gates.open(gate)
@@ -286,15 +308,13 @@ class RadixCache(BasePrefixCache):
         view = self._view(params.key)
         if self._params.disable:
             return MatchResult(torch.empty(0, dtype=torch.int64), NOWHERE, NOWHERE, NOWHERE)
-        if self._is_turn_over():
-            await checkpoint()
-            self._begin_open()
+        await self._take_turn()
         match = self._core.match(view)
         while match.gate:
             passage = await self._leases.wait_pinned(view)
             self._end_passage(passage)
             match = self._core.match(view, past_pending=True)
-        self._pool.order_all_after(match.ready)
+        self._leases.order_after(self._pool.streams, match.ready)
         return MatchResult(self._slots_tensor(match.last), match.last, match.last, match.last)
 
     def _end_passage(self, passage: Passage) -> None:
@@ -302,7 +322,7 @@ class RadixCache(BasePrefixCache):
         self._pool.give_back_all(self._core.unpin(passage.node_id, touch=False))
         # A gate may be granted now, or a waiter served, but only after the caller had the chance to pin what it got.
         assert self._home is not None
-        self._home.call_soon(self._leases.changed)
+        self._home.call_soon(self._slots_changed)
 
     async def insert(self, params: InsertParams) -> InsertResult:
         self._begin_open()
@@ -310,9 +330,7 @@ class RadixCache(BasePrefixCache):
         value = value_array(params.value, len(view))
         if self._params.disable:
             return InsertResult(0, NOWHERE, torch.from_numpy(value.copy()))
-        if self._is_turn_over():
-            await checkpoint()
-            self._begin_open()
+        await self._take_turn()
         result = self._insert(view, value, params.priority, past_pending=False)
         while result is None:
             passage = await self._leases.wait_pinned(view)
@@ -331,12 +349,12 @@ class RadixCache(BasePrefixCache):
         if isinstance(done, int):
             self._pool.disown(value[start:stop])
             return None
-        self._pool.order_all_after(done.ready)
+        self._leases.order_after(self._pool.streams, done.ready)
         duplicates = np.concatenate((value[:start][value[:start] != done.existing], value[stop:]))
         return InsertResult(done.prefix_len, done.last, torch.from_numpy(duplicates), stop - start)
 
     async def evict(self, params: EvictParams) -> EvictResult:
-        self._begin_open()
+        await self._take_turn()
         num_freed = self._leases.evict_slots(count_of("num_tokens", params.num_tokens))
         self._leases.changed()
         return EvictResult(num_freed)
@@ -362,7 +380,7 @@ class RadixCache(BasePrefixCache):
         return self._core.peek(self._view(key))
 
     async def flush(self, namespace: Namespace | str | None = None) -> FlushResult:
-        self._begin_open()
+        await self._take_turn()
         flushed = None if namespace is None else Namespace.of(namespace)
         # Who waits to be entered is entered after the flush, so it must not bring along what it matched before.
         self._pressure.drop_waiting_pins(lambda hold: flushed in (None, hold.key.namespace))

@@ -95,7 +95,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--policy", type=_policies, default="lru", metavar="NAME[,NAME...]", help="eviction policies (default: lru)"
     )
     parser.add_argument(
-        "--concurrency", type=_at_least(1, "the concurrency"), default=8, metavar="N", help="requests in flight (8)"
+        "--concurrency",
+        type=_at_least(1, "the concurrency"),
+        default=8,
+        metavar="N",
+        help="requests in flight (default: 8)",
     )
     parser.add_argument(
         "--watermarks",

@@ -24,7 +24,7 @@ from aradix.params import CacheInitParams, CacheStats
 from aradix.replay.request import Request
 from aradix.replay.schedule import Schedule
 
-__all__ = ["ReplayResult", "ReplaySetup", "replay"]
+__all__ = ["ReplayResult", "ReplaySetup", "check_idle", "replay"]
 
 DECODE_STEP_TOKENS = 64
 """Output tokens allocated and committed at a time."""
@@ -147,7 +147,7 @@ class _Run:
             seconds = perf_counter() - begun - self._schedule.read_seconds - self._expand_seconds
             stats = cache.stats()
             cache.check()
-            _check_idle(stats)
+            check_idle(stats)
         lease_us = np.frombuffer(self._lease_seconds, np.float64) * 1e6 if self._lease_seconds else np.zeros(1)
         p50, p99 = np.percentile(lease_us, (50, 99))
         return ReplayResult(
@@ -218,8 +218,12 @@ class _Run:
         return len(key)
 
 
-def _check_idle(stats: CacheStats) -> None:
-    """With nobody at work every slot is free, evictable, or behind a fence."""
+def check_idle(stats: CacheStats) -> None:
+    """With nobody at work every slot is free, evictable, or behind a fence. Does not wait.
+
+    Raises:
+        InvariantError: some are elsewhere, or leases are open.
+    """
     idle = stats.free + stats.fenced + stats.evictable
     if idle != stats.num_slots or stats.num_leases:
         raise InvariantError(

@@ -6,6 +6,7 @@ all that follows from it.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -205,7 +206,9 @@ class Ledger:
 
     def _policy_failed(self, error: Exception) -> None:
         """A user's policy raised in the middle of a step: finish the step, and all later ones, by recency."""
-        self.failure = error
+        # Kept for the cache's life, the frames of the traceback would keep their callers' leases alive: keep its text.
+        error.add_note("".join(traceback.format_tb(error.__traceback__)))
+        self.failure = error.with_traceback(None)
         self._policy = LRU()
         self._state_of = self._policy.rank
         self.merges = False  # what the old policy told apart may be equal now, all over the tree
@@ -238,7 +241,7 @@ class Ledger:
         (child,) = parent.children.values()
         if parent.lock_ref != child.lock_ref or parent.gate or child.gate:
             return False
-        if self._state(parent) != self._state(child) or not self.merges:
+        if not self._are_equal(parent, child):
             return False
         del self._nodes[parent.node_id]
         self._evictable.discard(child)
@@ -247,6 +250,14 @@ class Ledger:
         self.num_nodes -= 1
         self._refile(parent)
         return True
+
+    def _are_equal(self, parent: TreeNode, child: TreeNode) -> bool:
+        """Whether the policy will never tell the two apart."""
+        try:
+            return self.merges and bool(self._state_of(parent) == self._state_of(child))
+        except Exception as error:
+            self._policy_failed(error)
+            return False
 
     # ---- events ----
 

@@ -1,0 +1,1 @@
+"""What tests share: caches that audit themselves, the import floors, the `shared` folder."""

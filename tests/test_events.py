@@ -1,0 +1,83 @@
+"""Events: records that travel, and a stream of them from which a reader rebuilds the cache."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+import numpy as np
+import pytest
+
+from aradix.events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
+from aradix.keys import Namespace, RadixKey
+from aradix.tree import make_core
+from tests.tree.lockstep import CORES
+
+STORED = BlockStored([b"a" * 32, b"b" * 32], b"p" * 32, [1, 2, 3, 4], 2, Namespace(lora="x", version=3))
+
+
+@pytest.mark.parametrize("event", [STORED, BlockRemoved([b"a" * 32]), AllBlocksCleared()])
+def test_an_event_survives_the_wire(event: KVCacheEvent) -> None:
+    for codec in (msgspec.msgpack, msgspec.json):
+        again = codec.decode(codec.encode([event]), type=list[KVCacheEvent])
+        assert again == [event]
+        assert type(again[0]) is type(event)
+
+
+def test_an_event_is_frozen() -> None:
+    with pytest.raises(AttributeError):
+        STORED.block_size = 3  # type: ignore[misc]
+    assert isinstance(msgspec.msgpack.decode(msgspec.msgpack.encode(STORED), type=BlockStored).namespace, Namespace)
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_the_same_tokens_under_two_salts_are_different_blocks(name: Literal["python"]) -> None:
+    core = make_core(name, policy="lru", page_size=4, record_events=True)
+    ids = list(range(8))
+    core.insert(RadixKey(ids, Namespace(salt="one")), np.arange(8))
+    core.insert(RadixKey(ids, Namespace(salt="two")), np.arange(8, 16))
+    one, two = core.take_events()
+    assert isinstance(one, BlockStored)
+    assert isinstance(two, BlockStored)
+    assert one.token_ids == two.token_ids == ids
+    assert set(one.block_hashes).isdisjoint(two.block_hashes)
+    assert core.evict(8)[0].slots.tolist() == list(range(8))
+    assert core.take_events() == [BlockRemoved(one.block_hashes)]
+    assert core.take_events() == []
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_a_flush_of_everything_is_one_event_and_of_a_namespace_its_blocks(name: Literal["python"]) -> None:
+    core = make_core(name, policy="lru", record_events=True)
+    for salt in ("one", "two"):
+        core.insert(RadixKey([1, 2], Namespace(salt=salt)), np.arange(2))
+    stored = core.take_events()
+    core.detach(Namespace(salt="one"))
+    assert isinstance(stored[0], BlockStored)
+    assert core.take_events() == [BlockRemoved(stored[0].block_hashes)]
+    core.detach()
+    assert core.take_events() == [AllBlocksCleared()]
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_a_split_a_merge_and_a_held_flush_say_nothing(name: Literal["python"]) -> None:
+    core = make_core(name, policy="lru", record_events=True)
+    core.insert(RadixKey([1, 2, 3]), np.arange(3))
+    held = core.match(RadixKey([1, 2, 3]), pin=True)
+    core.take_events()
+    core.match(RadixKey([1, 9]))
+    core.match(RadixKey([1, 2, 3]))
+    assert core.take_events() == []
+    core.detach()
+    core.take_events()
+    core.unpin(held.node_id)
+    assert core.take_events() == []
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_without_events_there_are_none(name: Literal["python"]) -> None:
+    core = make_core(name, policy="lru")
+    core.insert(RadixKey([1, 2]), np.arange(2))
+    core.evict(2)
+    core.detach()
+    assert core.take_events() == []

@@ -1,0 +1,67 @@
+"""The README's Python, run as it stands there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from typing import Any
+
+import anyio
+import pytest
+
+from aradix import RadixCache, RadixKey
+from tests.support.caches import opened
+from tests.support.places import ROOT
+
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_first_example_prints_what_was_cached() -> None:
+    done = subprocess.run([sys.executable, "-c", BLOCKS[0]], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.splitlines() == [
+        "0 of 100 tokens cached; compute into 100 slots",
+        "96 of 120 tokens cached; compute into 24 slots",
+    ]
+    assert done.stderr == ""
+
+
+def test_the_first_example_fits_on_a_screen() -> None:
+    lines = [line for line in BLOCKS[0].splitlines() if line.strip() and not line.startswith(("import", "from"))]
+    assert len(lines) <= 12
+
+
+class Decoder:
+    """Stands in for a model: it checks that it is given room, and makes ten tokens."""
+
+    def __init__(self, first: int) -> None:
+        self.left = 10
+        self.first = first
+        self.prefilled = 0
+
+    async def prefill(self, tokens: list[int], slots: Any, num_matched: int) -> None:
+        assert len(slots) >= len(tokens) > num_matched
+        await anyio.lowlevel.checkpoint()
+        self.prefilled = len(tokens) - num_matched
+
+    def __aiter__(self) -> Decoder:
+        return self
+
+    async def __anext__(self) -> int:
+        if self.left == 0:
+            raise StopAsyncIteration
+        self.left -= 1
+        return self.first + self.left
+
+
+@pytest.mark.anyio
+async def test_the_scheduler_example_reuses_what_it_generated() -> None:
+    names: dict[str, Any] = {"RadixKey": RadixKey}
+    exec(BLOCKS[1], names)
+    async with opened(512, 16) as cache:
+        assert isinstance(cache, RadixCache)
+        first, second = Decoder(1000), Decoder(2000)
+        tokens = await names["generate"](cache, range(100), first)
+        assert (len(tokens), first.prefilled) == (110, 100)
+        await names["generate"](cache, [*tokens, 7], second)
+        assert second.prefilled == 111 - 109 // 16 * 16
