@@ -31,7 +31,7 @@ def test_an_event_is_frozen() -> None:
 
 
 @pytest.mark.parametrize("name", CORES)
-def test_the_same_tokens_under_two_salts_are_different_blocks(name: Literal["python"]) -> None:
+def test_the_same_tokens_under_two_salts_are_different_blocks(name: Literal["python", "cpp"]) -> None:
     core = make_core(name, policy="lru", page_size=4, record_events=True)
     ids = list(range(8))
     core.insert(RadixKey(ids, Namespace(salt="one")), np.arange(8))
@@ -47,7 +47,7 @@ def test_the_same_tokens_under_two_salts_are_different_blocks(name: Literal["pyt
 
 
 @pytest.mark.parametrize("name", CORES)
-def test_a_flush_of_everything_is_one_event_and_of_a_namespace_its_blocks(name: Literal["python"]) -> None:
+def test_a_flush_of_everything_is_one_event_and_of_a_namespace_its_blocks(name: Literal["python", "cpp"]) -> None:
     core = make_core(name, policy="lru", record_events=True)
     for salt in ("one", "two"):
         core.insert(RadixKey([1, 2], Namespace(salt=salt)), np.arange(2))
@@ -60,7 +60,7 @@ def test_a_flush_of_everything_is_one_event_and_of_a_namespace_its_blocks(name: 
 
 
 @pytest.mark.parametrize("name", CORES)
-def test_a_split_a_merge_and_a_held_flush_say_nothing(name: Literal["python"]) -> None:
+def test_a_split_a_merge_and_a_held_flush_say_nothing(name: Literal["python", "cpp"]) -> None:
     core = make_core(name, policy="lru", record_events=True)
     core.insert(RadixKey([1, 2, 3]), np.arange(3))
     held = core.match(RadixKey([1, 2, 3]), pin=True)
@@ -75,7 +75,7 @@ def test_a_split_a_merge_and_a_held_flush_say_nothing(name: Literal["python"]) -
 
 
 @pytest.mark.parametrize("name", CORES)
-def test_without_events_there_are_none(name: Literal["python"]) -> None:
+def test_without_events_there_are_none(name: Literal["python", "cpp"]) -> None:
     core = make_core(name, policy="lru")
     core.insert(RadixKey([1, 2]), np.arange(2))
     core.evict(2)

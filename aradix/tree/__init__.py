@@ -6,6 +6,7 @@ be freed, and the shell in `aradix.cache` does it.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Literal
 
 from aradix.errors import ConfigError
@@ -15,12 +16,14 @@ from aradix.tree.radix_tree import RadixTree
 
 __all__ = ["core_name", "cpp_core_error", "make_core"]
 
+_cpp_error: ImportError | None = None
 try:
     from aradix.tree import cpp_radix_tree
+except ModuleNotFoundError as error:
+    _cpp_error = error  # not compiled
 except ImportError as error:
-    _cpp_error: ImportError | None = error
-else:
-    _cpp_error = None
+    _cpp_error = error
+    warnings.warn(f"the compiled tree core does not load, the Python one runs: {error}", RuntimeWarning, stacklevel=2)
 
 
 def cpp_core_error() -> ImportError | None:

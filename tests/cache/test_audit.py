@@ -150,7 +150,8 @@ COUNTS = ("evictable_tokens", "protected_tokens", "detached_tokens", "num_nodes"
 
 async def assert_found(break_it: Any, invariant: str) -> None:
     allocator = SlotAllocator(64)
-    cache = RadixCache(CacheInitParams(allocator=allocator, low_watermark=0, high_watermark=0))
+    # The core whose nodes lie open.
+    cache = RadixCache(CacheInitParams(allocator, low_watermark=0, high_watermark=0, tree_core="python"))
     await cache.__aenter__()
     await filled(cache, key(range(8)), key(range(4), range(50, 54)))
     lease = await entered(cache, key(range(8), 99, 98), 2)

@@ -240,7 +240,7 @@ async def test_a_failure_in_the_background_comes_with_the_users_error_if_it_was_
 
 async def test_a_failed_audit_stops_all_further_work_but_not_the_way_out() -> None:
     allocator = SlotAllocator(8)
-    cache = RadixCache(CacheInitParams(allocator=allocator))
+    cache = RadixCache(CacheInitParams(allocator=allocator, tree_core="python"))
     async with cache:
         lease = await entered(cache, key(range(4)), 4)
         cache._core.evictable_tokens += 1  # type: ignore[misc]

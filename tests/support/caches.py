@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from aradix import CacheInitParams, RadixCache, SlotAllocator
+from tests.support.core import TREE_CORE
 
 __all__ = ["idle_sum", "opened"]
 
@@ -43,7 +44,7 @@ async def opened(
     """
     if allocator is None:
         allocator = SlotAllocator(num_slots, page_size)
-    params = {"low_watermark": 0.0, "high_watermark": 0.0, **params}
+    params = {"low_watermark": 0.0, "high_watermark": 0.0, "tree_core": TREE_CORE, **params}
     async with cache_class(CacheInitParams(allocator=allocator, page_size=allocator.page_size, **params)) as cache:
         yield cache
         cache.check()

@@ -15,13 +15,14 @@ import numpy as np
 from aradix.events import AllBlocksCleared, BlockRemoved, BlockStored
 from aradix.keys import Namespace, RadixKey
 from aradix.params import NodeRef
+from aradix.tree import cpp_core_error
 from aradix.tree.audit import audit_tree
 from aradix.tree.protocol import NOWHERE, Freed, Gate, Ready, Slots, TreeCore
 from tests.support.tree_model import GRANTED, PENDING, ModelTree, Page, Place, Space
 
 __all__ = ["CORES", "NAMESPACES", "CoreFactory", "EventMirror", "Held", "Lockstep", "page_hash"]
 
-CORES: tuple[Literal["python"], ...] = ("python",)
+CORES: tuple[Literal["python", "cpp"], ...] = ("python",) if cpp_core_error() else ("python", "cpp")
 """Every core that is there, by the name that `make_core` knows it by."""
 
 NAMESPACES = (Namespace(), Namespace(lora="a"), Namespace(salt="a"))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+import subprocess
+import sys
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -15,8 +17,9 @@ from aradix.policies import POLICIES, SLRU, EvictionPolicy, NodeStats, policy_na
 from aradix.tree import make_core
 from aradix.tree.audit import audit_tree
 from aradix.tree.protocol import TreeCore
+from tests.support.places import ROOT
 from tests.support.tree_model import RANKS
-from tests.tree.lockstep import NAMESPACES, CoreFactory, Lockstep
+from tests.tree.lockstep import CORES, NAMESPACES, CoreFactory, Lockstep
 
 
 def insert(core: TreeCore, ids: list[int], first_slot: int, **settings: Any) -> None:
@@ -219,6 +222,51 @@ def test_a_name_makes_a_new_policy_and_an_object_is_itself() -> None:
     assert policies.policy_named is policy_named
 
 
-def test_a_core_that_is_not_there_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="'cpp'"):
-        make_core("cpp", policy="lru")
+WITHOUT_THE_COMPILED_CORE = """
+import sys
+
+sys.modules["aradix.tree.cpp_radix_tree._core"] = None
+from aradix.errors import ConfigError
+from aradix.tree import core_name, cpp_core_error, make_core
+
+assert core_name() == make_core("auto", policy="lru").name == "python"
+assert isinstance(cpp_core_error(), ImportError)
+try:
+    make_core("cpp", policy="lru")
+except ConfigError as error:
+    assert "'cpp'" in str(error)
+else:
+    raise AssertionError
+"""
+
+
+def test_a_core_that_is_not_there_is_refused_by_name_and_auto_does_without() -> None:
+    subprocess.run([sys.executable, "-W", "error", "-c", WITHOUT_THE_COMPILED_CORE], cwd=ROOT, check=True)
+
+
+WITH_A_CORE_THAT_DOES_NOT_LOAD = """
+import sys, warnings
+from importlib.abc import MetaPathFinder
+
+class Broken(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "aradix.tree.cpp_radix_tree._core":
+            raise ImportError("undefined symbol")
+
+sys.meta_path.insert(0, Broken())
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    from aradix.tree import core_name
+
+assert core_name() == "python"
+assert ["undefined symbol" in str(warning.message) for warning in caught] == [True]
+"""
+
+
+def test_a_core_that_was_compiled_and_does_not_load_is_told_of() -> None:
+    subprocess.run([sys.executable, "-W", "error", "-c", WITH_A_CORE_THAT_DOES_NOT_LOAD], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_each_core_has_its_name(name: Literal["python", "cpp"]) -> None:
+    assert make_core(name, policy="lru").name == name

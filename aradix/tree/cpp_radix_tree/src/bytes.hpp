@@ -1,9 +1,10 @@
 // A run of bytes that grows at its end, and lets go at both ends.
 #pragma once
 
+#include <Python.h>
+
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <utility>
@@ -11,7 +12,7 @@
 namespace aradix {
 
 // Owns one block. What is dropped stays in the block until less than half of it is in use, so that trimming a long run
-// page by page costs what it drops, and memory still follows what is held.
+// page by page costs what it drops, and memory still follows what is held. Blocks are Python's, so tracemalloc sees them.
 class Bytes {
 public:
     Bytes() = default;
@@ -24,7 +25,7 @@ public:
     }
     Bytes(const Bytes &) = delete;
     Bytes &operator=(const Bytes &) = delete;
-    ~Bytes() { std::free(block_); }
+    ~Bytes() { PyMem_RawFree(block_); }
 
     const uint8_t *data() const { return block_ + begin_; }
     size_t size() const { return size_; }
@@ -100,17 +101,17 @@ private:
 
     void move_to(size_t capacity) {
         if (begin_ == 0 && capacity != 0) {
-            void *block = std::realloc(block_, capacity);
+            void *block = PyMem_RawRealloc(block_, capacity);
             if (block == nullptr)
                 throw std::bad_alloc();
             block_ = static_cast<uint8_t *>(block);
         } else {
-            auto *block = static_cast<uint8_t *>(capacity == 0 ? nullptr : std::malloc(capacity));
+            auto *block = static_cast<uint8_t *>(capacity == 0 ? nullptr : PyMem_RawMalloc(capacity));
             if (block == nullptr && capacity != 0)
                 throw std::bad_alloc();
-            if (size_ != 0)
+            if (block != nullptr && size_ != 0)
                 std::memcpy(block, data(), size_);
-            std::free(block_);
+            PyMem_RawFree(block_);
             block_ = block;
             begin_ = 0;
         }

@@ -75,7 +75,11 @@ Handle Ranking::least() {
 void Ranking::failed(nb::python_error &error) {
     if (!error.matches(PyExc_Exception))
         throw;
-    failure_ = nb::borrow(error.value());
+    // Kept for the cache's life, the frames of the traceback would keep their callers' leases alive: keep its text.
+    nb::object trace = error.traceback();
+    nb::object lines = nb::module_::import_("traceback").attr("format_tb")(trace.is_valid() ? trace : nb::none());
+    error.value().attr("add_note")(nb::str("").attr("join")(lines));
+    failure_ = error.value().attr("with_traceback")(nb::none());
     merges_ = false;  // what the old policy told apart may be equal now, all over the tree
     policy_ = Policy::lru;
     UserPolicy gone = std::move(user_);
