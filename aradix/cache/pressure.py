@@ -326,11 +326,6 @@ class Pressure:
 
     def _unstick(self) -> bool:
         """One step out of it; whether the queues should be looked at again."""
-        for waiter in [*self.growth, *self.admission]:
-            if len(waiter.hold.own) + waiter.hold.published + self._num_missing(waiter) > self._pool.capacity:
-                # The pool shrank while it waited: slots went into quarantine.
-                self._leave(waiter, too_large(waiter.hold.num_tokens + waiter.num_tokens, self._pool))
-                return True
         if any(self._serve(waiter) for waiter in [*self.growth[1:], *self.admission]):
             return True
         if self.revoke_pins(lambda hold: True):
@@ -340,6 +335,10 @@ class Pressure:
             self.num_retracts += 1
             self._leave(victim, self._retract_error(victim))
             return True
+        for waiter in self.admission:
+            if self._num_missing(waiter) > self._pool.capacity:  # the pool shrank: slots went into quarantine
+                self._leave(waiter, too_large(waiter.num_tokens, self._pool))
+                return True
         return False
 
     def _retract_error(self, waiter: SlotWaiter) -> RetractError:
