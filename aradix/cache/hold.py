@@ -34,6 +34,7 @@ class Hold:
         "limit",
         "node_id",
         "num_matched",
+        "num_opened",
         "num_own",
         "opened_at",
         "opened_in",
@@ -67,6 +68,7 @@ class Hold:
     ) -> None:
         self.order = order
         self.key = key
+        self.num_opened = len(key)
         self.limit = limit
         self.priority = priority
         self.store = store

@@ -57,9 +57,10 @@ class Home:
                 f"called from {here or 'outside any event loop'}, but the cache was opened on {self._token}"
             )
 
-    def call_soon(self, step: Callable[[], None]) -> None:
-        """Run a step on the loop soon, from whatever thread or finaliser. Nothing happens if the loop is gone."""
+    def call_soon(self, step: Callable[[], None]) -> bool:
+        """Run a step on the loop soon, from whatever thread or finaliser; False if the loop is gone."""
         try:
             self._call_soon(step)
-        except RuntimeError:  # the loop is closed, or trio's run has ended: nobody is left to be woken
-            return
+        except RuntimeError:  # the loop is closed, or trio's run has ended
+            return False
+        return True

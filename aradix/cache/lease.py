@@ -18,7 +18,7 @@ from anyio.lowlevel import checkpoint
 
 from aradix.cache.hold import Hold
 from aradix.cache.pressure import SlotWaiter, too_large
-from aradix.errors import InvalidKeyError, LeaseReleasedError, OutOfSlotsError, UsageError
+from aradix.errors import LeaseReleasedError, OutOfSlotsError, UsageError
 from aradix.keys import RadixKey
 from aradix.params import InsertResult, NodeRef
 
@@ -277,9 +277,7 @@ class Lease:
         return self._cache._leases.commit(hold, self._checked_commit(hold, key))
 
     def _checked_commit(self, hold: Hold, key: RadixKey) -> RadixKey:
-        if not isinstance(key, RadixKey):
-            raise InvalidKeyError(f"key must be a RadixKey, got {type(key).__name__}")
-        view = key.maybe_to_bigram_view(self._cache._params.is_eagle)
+        view = self._cache._view(key)
         if view.namespace != hold.key.namespace:
             raise UsageError(f"the key is in {view.namespace}, the lease in {hold.key.namespace}")
         shorter, longer = (view, hold.key) if len(view) < len(hold.key) else (hold.key, view)

@@ -252,6 +252,8 @@ class Leases:
     def truncate(self, hold: Hold, num_tokens: int) -> None:
         """Give back the slots beyond so many tokens."""
         hold.committed = min(hold.committed, num_tokens)
+        # Other tokens may follow now; a pair of tokens that ends beyond is gone as well.
+        hold.key = hold.key[: max(hold.num_opened, num_tokens - hold.key.is_bigram)]
         freed = hold.cut(num_tokens - hold.published, self._params.page_size)
         self.pool.give_back(freed, hold.touching(self.pool.streams))
         self.changed()

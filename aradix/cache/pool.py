@@ -28,6 +28,8 @@ class SlotPool:
         allocator: that the slots come from.
         streams: the engine's; slots without a known user retire behind all of them.
         on_failure: told when a fence could not be recorded, after the allocator has quarantined the slots.
+
+    `is_busy` while the allocator works for this cache, so that news of it can be told from news of others.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class SlotPool:
         self.allocator = allocator
         self.streams = streams
         self.num_held = 0
+        self.is_busy = False
         self._on_failure = on_failure
         self._sequence = count(1)
         self._known: set[Any] = set()
@@ -57,11 +60,14 @@ class SlotPool:
 
     def take(self, num_slots: int, stream: Any) -> Slots | None:
         """So many slots (whole pages), or `None`, and then nothing was taken. A broken fence goes to `on_failure`."""
+        was_busy, self.is_busy = self.is_busy, True
         try:
             slots = self.allocator.alloc_held(num_slots, stream)
         except TransferError as error:
             self._on_failure(error)
             return None
+        finally:
+            self.is_busy = was_busy
         if slots is not None:
             self.num_held += num_slots
         return slots
@@ -81,10 +87,13 @@ class SlotPool:
         if not len(slots):
             return
         self.num_held -= len(slots)
+        was_busy, self.is_busy = self.is_busy, True
         try:
             self.allocator.free_held(slots, tuple(streams))
         except Exception as error:
             self._on_failure(error)
+        finally:
+            self.is_busy = was_busy
 
     def give_back_all(self, freed: Iterable[Freed]) -> int:
         """Retire what the tree let go, one batch for each set of streams; the number of slots."""

@@ -258,6 +258,10 @@ class Pressure:
         finally:
             self._busy = False
 
+    def note_change(self) -> None:
+        """Something came back in the middle of a step of the cache; the step looks at its end."""
+        self._again = True
+
     def _catch_up(self) -> None:
         """Do what had to wait for the end of a step."""
         if self._again and not self._busy:

@@ -92,6 +92,8 @@ class RadixCache(BasePrefixCache):
         self._policy_reported = False
         self._dropped: deque[Hold] = deque()
         self._run_length = 0
+        self._wake_pending = False
+        self._low_slots = int(params.low_watermark * params.allocator.num_slots)
         self._high_slots = int(params.high_watermark * params.allocator.num_slots)
 
     # ---- opening and closing ----
@@ -100,7 +102,7 @@ class RadixCache(BasePrefixCache):
         if self._home is not None:
             raise UsageError("this cache was opened already; make another RadixCache")
         self._home = Home()
-        self._background = Background(self._wants_slots, self._leases.evict_slots, self._wants_polls, self._poll)
+        self._background = Background(self._wants_slots, self._evict_ahead, self._wants_polls, self._poll)
         self._task_group = anyio.create_task_group()
         await self._task_group.__aenter__()
         self._background.start(self._task_group)
@@ -178,17 +180,21 @@ class RadixCache(BasePrefixCache):
     # ---- what changes from outside ----
 
     def _on_slots(self) -> None:
-        """The allocator has news, on whatever thread."""
-        home = self._home
-        if home is None or self._leases.closed:
+        """The allocator has news, on whatever thread, perhaps from a finaliser in the middle of a step of ours.
+
+        So who waits is served in a step of its own. What this cache gives back itself needs no telling: the step that
+        does it looks at its end.
+        """
+        if self._home is None or self._leases.closed or self._wake_pending:
             return
-        if home.is_this_thread():
-            self._slots_changed()
-        else:
-            home.call_soon(self._slots_changed)
+        if self._pool.is_busy and self._home.is_this_thread():
+            self._pressure.note_change()
+        elif len(self._pressure) or self._low_slots:
+            self._wake_pending = True
+            self._home.call_soon(self._slots_changed)
 
     def _slots_changed(self) -> None:
-        """Serve who waits. It may run in the middle of somebody else's free(), which must not hear of our failures."""
+        self._wake_pending = False
         try:
             self._leases.changed()
         except Exception as error:
@@ -208,6 +214,11 @@ class RadixCache(BasePrefixCache):
 
     def _on_low(self) -> None:
         self._background.pool_is_low()
+
+    def _evict_ahead(self, num_slots: int) -> int:
+        num_freed = self._leases.evict_slots(num_slots)
+        self._leases.changed()
+        return num_freed
 
     def _wants_slots(self) -> int:
         return 0 if self._leases.closed else max(0, self._high_slots - self._pool.num_coming)
@@ -233,8 +244,7 @@ class RadixCache(BasePrefixCache):
             page_size = self._params.page_size
             if -(-reserve // page_size) * page_size > self._pool.capacity:
                 raise too_large(reserve, self._pool)
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            raise UsageError(f"priority must be an int, got {priority!r}")
+        _check_priority(priority)
         if stream is not None:
             self._pool.check_stream(stream)
         elif self._pool.streams:
@@ -246,7 +256,10 @@ class RadixCache(BasePrefixCache):
     def _view(self, key: RadixKey) -> RadixKey:
         if not isinstance(key, RadixKey):
             raise InvalidKeyError(f"key must be a RadixKey, got {type(key).__name__}; RadixKey(token_ids) makes one")
-        return key.maybe_to_bigram_view(True) if self._params.is_eagle else key
+        view = key.maybe_to_bigram_view(self._params.is_eagle)
+        if view.is_bigram and not self._params.is_eagle:
+            raise InvalidKeyError(f"{key!r} is a view of bigrams, which only a cache with is_eagle=True looks up")
+        return view
 
     def _begin_release(self) -> None:
         assert self._home is not None
@@ -256,8 +269,8 @@ class RadixCache(BasePrefixCache):
     def _drop(self, hold: Hold) -> None:
         """A lease was collected unreleased: only note it, for this may be any thread at any moment."""
         self._dropped.append(hold)
-        if self._home is not None:
-            self._home.call_soon(self._drain_dropped)
+        if self._home is not None and not self._home.call_soon(self._drain_dropped):
+            self._drain_dropped()  # the loop has ended, so no step is under way and nobody else would do it
 
     def _drain_dropped(self) -> None:
         while self._dropped:
@@ -327,6 +340,7 @@ class RadixCache(BasePrefixCache):
     async def insert(self, params: InsertParams) -> InsertResult:
         self._begin_open()
         view = self._view(params.key)
+        _check_priority(params.priority)
         value = value_array(params.value, len(view))
         if self._params.disable:
             return InsertResult(0, NOWHERE, torch.from_numpy(value.copy()))
@@ -426,6 +440,11 @@ class RadixCache(BasePrefixCache):
         except InvariantError as error:
             self._broken = str(error)
             raise
+
+
+def _check_priority(priority: object) -> None:
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise UsageError(f"priority must be an int, got {priority!r}")
 
 
 def _is_cancellation(error: BaseException) -> bool:

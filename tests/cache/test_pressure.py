@@ -380,3 +380,23 @@ async def test_a_cancelled_head_that_asked_for_much_makes_way_for_those_who_fit(
 
 async def reserved(cache: RadixCache, opened_with: RadixKey, num_tokens: int) -> Lease:
     return await cache.lease(opened_with, reserve=num_tokens).__aenter__()
+
+
+async def test_two_caches_on_one_pool_wait_for_one_another() -> None:
+    allocator = SlotAllocator(8)
+    async with (
+        opened(allocator=allocator) as here,
+        opened(allocator=allocator) as there,
+        anyio.create_task_group() as tasks,
+    ):
+        hog = await entered(there, key(range(8)), 6)
+        lease = await entered(here, key(range(8)), 2)
+        waiting = await begin(tasks, lease.allocate, 4)
+        assert waiting.waits  # and need not give way: the other cache may release
+        hog.truncate(2)
+        await settled()
+        assert waiting.returned
+        assert here.stats().outside == 2
+        assert there.stats().outside == 6
+        for each in (hog, lease):
+            each.release()
