@@ -36,37 +36,89 @@ inline uint64_t hash_page(const uint8_t *page, size_t size, uint64_t seed) {
     return mix(mix(rest[0] ^ kFirst, rest[1] ^ hash) ^ kSecond, hash ^ kThird);
 }
 
-// Nodes that never move, in blocks; a handle is used again once its node is freed.
+// Nodes that never move, in blocks; a handle is used again once its node is freed, and a block is given back once all of
+// its nodes are. Free nodes are chained through `next`.
 template <class Node> class Arena {
 public:
-    Node &operator[](Handle handle) { return blocks_[handle / kBlock][handle % kBlock]; }
-    const Node &operator[](Handle handle) const { return blocks_[handle / kBlock][handle % kBlock]; }
+    Node &operator[](Handle handle) { return blocks_[handle / kBlock].nodes[handle % kBlock]; }
+    const Node &operator[](Handle handle) const { return blocks_[handle / kBlock].nodes[handle % kBlock]; }
 
     Handle make() {
-        if (free_.empty()) {
-            free_.reserve((blocks_.size() + 1) * kBlock);
-            blocks_.push_back(std::make_unique<Node[]>(kBlock));
-            auto end = static_cast<Handle>(blocks_.size() * kBlock);
-            for (Handle handle = end; handle-- > end - kBlock;)
-                free_.push_back(handle);
-        }
-        Handle handle = free_.back();
-        free_.pop_back();
+        if (open_.empty())
+            open_block();
+        Block &block = blocks_[open_.back()];
+        Handle handle = block.free;
+        Node &node = (*this)[handle];
+        block.free = std::exchange(node.next, kNone);
+        ++block.num_used;
+        if (block.free == kNone)
+            open_.pop_back();
         return handle;
     }
 
-    // Never allocates: there is room for every handle.
+    // Never allocates: every block has its place among the open ones.
     void free(Handle handle) {
-        (*this)[handle] = Node();
-        free_.push_back(handle);
+        Node gone;
+        std::swap(gone, (*this)[handle]);  // what it held may be the last of its kind, and goes when all is in order
+        Handle number = handle / kBlock;
+        Block &block = blocks_[number];
+        if (block.free == kNone) {
+            block.place = open_.size();
+            open_.push_back(number);
+        }
+        (*this)[handle].next = block.free;
+        block.free = handle;
+        if (--block.num_used == 0 && open_.size() > 1)
+            close_block(number);
     }
 
-    Handle capacity() const { return static_cast<Handle>(blocks_.size() * kBlock); }
+    template <class Visit> void for_each(Visit visit) {
+        for (Handle number = 0; number < blocks_.size(); ++number)
+            for (Handle index = 0; blocks_[number].nodes && index < kBlock; ++index)
+                visit(number * kBlock + index);
+    }
 
 private:
-    static constexpr Handle kBlock = 256;
-    std::vector<std::unique_ptr<Node[]>> blocks_;
-    std::vector<Handle> free_;
+    static constexpr Handle kBlock = 64;
+
+    struct Block {
+        std::unique_ptr<Node[]> nodes;
+        Handle free = kNone;
+        Handle num_used = 0;
+        size_t place = 0;  // among the open blocks, where one of its nodes is free
+    };
+
+    void open_block() {
+        auto nodes = std::make_unique<Node[]>(kBlock);
+        spare_.reserve(blocks_.size() + 1);
+        open_.reserve(blocks_.size() + 1);
+        if (spare_.empty()) {
+            spare_.push_back(static_cast<Handle>(blocks_.size()));
+            blocks_.emplace_back();
+        }
+        Handle number = spare_.back();
+        spare_.pop_back();
+        for (Handle index = 0; index < kBlock; ++index)
+            nodes[index].next = index + 1 < kBlock ? number * kBlock + index + 1 : kNone;
+        blocks_[number].nodes = std::move(nodes);
+        blocks_[number].free = number * kBlock;
+        blocks_[number].place = open_.size();
+        open_.push_back(number);
+    }
+
+    void close_block(Handle number) {
+        Block &block = blocks_[number];
+        open_[block.place] = open_.back();
+        blocks_[open_.back()].place = block.place;
+        open_.pop_back();
+        block.nodes.reset();
+        block.free = kNone;
+        spare_.push_back(number);
+    }
+
+    std::vector<Block> blocks_;
+    std::vector<Handle> open_;
+    std::vector<Handle> spare_;
 };
 
 // Handles by hash: open addressing, linear probing, and no tombstones. The caller says which of those with the same hash

@@ -42,20 +42,22 @@ int Ledger::traverse(visitproc visit, void *arg) {
         return stop;
     if (!marked_)
         return 0;
-    for (Handle handle = 0; handle < nodes_.capacity(); ++handle) {
-        Py_VISIT(at(handle).ready.ptr());
-        Py_VISIT(at(handle).streams.ptr());
-    }
-    return 0;
+    int stop = 0;
+    nodes_.for_each([&](Handle handle) {
+        for (PyObject *mark : {at(handle).ready.ptr(), at(handle).streams.ptr()})
+            if (stop == 0 && mark != nullptr)
+                stop = visit(mark, arg);
+    });
+    return stop;
 }
 
 void Ledger::clear() {
     busy_ = true;  // nothing may come in any more
     ranking_.clear();
-    for (Handle handle = 0; handle < nodes_.capacity(); ++handle) {
+    nodes_.for_each([this](Handle handle) {
         nb::object ready = std::move(at(handle).ready);
         nb::object streams = std::move(at(handle).streams);
-    }
+    });
 }
 
 }  // namespace aradix

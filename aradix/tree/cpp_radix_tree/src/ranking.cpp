@@ -84,9 +84,10 @@ void Ranking::failed(nb::python_error &error) {
     policy_ = Policy::lru;
     UserPolicy gone = std::move(user_);
     user_ = UserPolicy{};
-    for (Handle handle = 0; handle < nodes_.capacity(); ++handle)
+    nodes_.for_each([this](Handle handle) {
         if (nodes_[handle].filed)
             heap_.put(handle, rank(nodes_[handle]), nodes_[handle].order);
+    });
 }
 
 bool Ranking::same_state(Handle first, Handle second) {

@@ -172,10 +172,10 @@ nb::list Tree::unpin_node(Handle handle, bool touched) {
     nb::list freed;
     if (touched)
         touch(handle);
-    bool detached = at(handle).detached;
+    // A root has no path to merge, and may be gone once it is unpinned.
+    bool merges = !at(handle).detached && at(handle).parent != kNone;
     unlock(handle, freed);
-    // A root that was empty is gone now, and its cleared node has no path to merge.
-    if (!detached)
+    if (merges)
         merge_path(handle);
     return freed;
 }

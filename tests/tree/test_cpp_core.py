@@ -1,0 +1,208 @@
+"""What only the compiled core can get wrong: memory, references, and calls that come at the wrong moment."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aradix.keys import Namespace, RadixKey
+from aradix.params import NodeRef
+from aradix.policies import NodeStats
+from aradix.tree import cpp_core_error, make_core
+from aradix.tree.audit import audit_tree
+from aradix.tree.protocol import Ready, TreeCore
+
+pytestmark = pytest.mark.skipif(cpp_core_error() is not None, reason="the core was not compiled")
+
+
+def made(**settings: Any) -> TreeCore:
+    return make_core("cpp", **{"policy": "lru", **settings})
+
+
+class Meddler:
+    """A policy that calls the tree it ranks for."""
+
+    core: TreeCore
+
+    def rank(self, node: NodeStats) -> int:
+        return self.core.peek(RadixKey([1]))
+
+
+def test_a_call_in_the_middle_of_a_step_is_refused() -> None:
+    policy = Meddler()
+    core = policy.core = made(policy=policy)
+    core.insert(RadixKey([1, 2]), np.arange(2))
+    assert isinstance(core.failure, RuntimeError)
+    assert "middle of a step" in str(core.failure)
+    assert core.peek(RadixKey([1, 2])) == 2
+    assert audit_tree(core, {}).problems == []
+
+
+class Keeper(Meddler):
+    def rank(self, node: NodeStats) -> int:
+        return node.last_access
+
+
+class Event:
+    """May know a tree."""
+
+    core: TreeCore
+
+
+def a_policy_that_knows_it(core: TreeCore) -> object:
+    policy = Keeper()
+    policy.core = make_core("cpp", policy=policy)
+    return policy
+
+
+def an_event_that_knows_it(core: TreeCore) -> object:
+    event = Event()
+    event.core = core
+    core.insert(RadixKey([1, 2]), np.arange(2), ready=(Ready("stream", event, 1),))
+    return event
+
+
+def a_stream_that_knows_it(core: TreeCore) -> object:
+    stream = Event()
+    stream.core = core
+    core.insert(RadixKey([1, 2]), np.arange(2))
+    core.mark_streams(core.match(RadixKey([1, 2]), pin=True).node_id, frozenset({stream}))
+    return stream
+
+
+def a_failure_that_knows_it(core: TreeCore) -> object:
+    policy = Meddler()
+    policy.core = make_core("cpp", policy=policy)
+    policy.core.insert(RadixKey([1, 2]), np.arange(2))
+    failure = policy.core.failure
+    assert isinstance(failure, RuntimeError)
+    failure.core = policy.core  # type: ignore[attr-defined]
+    return policy
+
+
+@pytest.mark.parametrize(
+    "knows", [a_policy_that_knows_it, an_event_that_knows_it, a_stream_that_knows_it, a_failure_that_knows_it]
+)
+def test_a_tree_that_is_part_of_a_cycle_is_collected(knows: Callable[[TreeCore], object]) -> None:
+    known = weakref.ref(knows(made()))
+    gc.collect()
+    assert known() is None
+
+
+def test_what_a_node_referred_to_is_let_go_with_it() -> None:
+    core = made()
+    event, stream, namespace = Event(), Event(), Namespace(salt="x")
+    held = (event, stream, namespace)
+    before = [sys.getrefcount(one) for one in held]
+    key = RadixKey(range(64), namespace)
+    core.insert(key, np.arange(64), ready=(Ready(stream, event, 1),))
+    for size in (16, 32, 48):
+        pinned = core.match(key, limit=size, pin=True).node_id
+        core.mark_streams(pinned, frozenset({stream}))
+        core.insert(
+            RadixKey([*range(size), 99], namespace), np.arange(100, 101 + size), ready=(Ready(stream, event, 2),)
+        )
+        core.unpin(pinned)
+    assert sys.getrefcount(event) > before[0]
+    core.evict(1000)
+    assert core.num_namespaces == 0
+    del key
+    assert [sys.getrefcount(one) for one in held] == before
+
+
+def lying_key(**parts: Any) -> Any:
+    key = RadixKey(range(4))
+    return SimpleNamespace(
+        **{name: getattr(key, name) for name in ("data", "start", "stop", "item_bytes", "namespace")} | parts
+    )
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"stop": 20},
+        {"start": -4},
+        {"start": 12, "stop": 4},
+        {"item_bytes": 0},
+        {"item_bytes": 1},
+        {"data": [1, 2, 3, 4]},
+    ],
+    ids=str,
+)
+def test_a_key_that_reaches_beyond_its_bytes_is_refused(parts: dict[str, Any]) -> None:
+    core = made()
+    with pytest.raises((ValueError, TypeError)):
+        core.insert(lying_key(**parts), np.arange(64))
+    with pytest.raises((ValueError, TypeError)):
+        core.match(lying_key(**parts), pin=True)
+    assert (core.num_nodes, core.num_namespaces) == (0, 0)
+
+
+@pytest.mark.parametrize("slots", [np.arange(3), np.zeros((4, 4), np.int64), "slots", np.array(["x"] * 4)], ids=repr)
+def test_slots_that_are_not_one_for_each_token_are_refused(slots: Any) -> None:
+    core = made()
+    with pytest.raises((ValueError, TypeError)):
+        core.insert(RadixKey(range(4)), slots)
+    core.insert(RadixKey(range(2)), np.arange(2))
+    pinned = core.match(RadixKey(range(2)), pin=True).node_id
+    with pytest.raises((ValueError, TypeError)):
+        core.extend(pinned, RadixKey(range(6)), slots)
+    assert audit_tree(core, {pinned: 1}).problems == []
+    assert core.num_nodes == 1
+
+
+@pytest.mark.parametrize("ready", [[], (1,), ((1, 2),), None])
+def test_marks_that_are_none_are_refused(ready: Any) -> None:
+    core = made()
+    with pytest.raises(TypeError):
+        core.insert(RadixKey(range(4)), np.arange(4), ready=ready)
+    assert core.num_nodes == 0
+
+
+@pytest.mark.parametrize("ref", [NodeRef(1, 4), NodeRef(2, 5), NodeRef(2, -1), NodeRef(10**15, 4)])
+def test_a_place_that_is_nowhere_is_a_key_error(ref: NodeRef) -> None:
+    core = made()
+    core.insert(RadixKey(range(4)), np.arange(4))
+    for call in (core.pin, core.slots_of):
+        with pytest.raises(KeyError):
+            call(ref)
+
+
+def test_numbers_beyond_64_bits_count_as_the_nearest() -> None:
+    core = made(policy="priority")
+    core.insert(RadixKey([1]), np.arange(1), priority=2**80)
+    core.insert(RadixKey([2]), np.arange(1), priority=-(2**80))
+    core.insert(RadixKey([3]), np.arange(1))
+    assert [view.priority for view in core.walk()][1:] == [2**63 - 1, -(2**63), 0]
+    assert len(core.evict(2**80)) == 3
+
+
+@pytest.mark.parametrize("slots", [np.arange(8), np.arange(8)[::2], np.arange(8, dtype=np.int32)], ids=str)
+def test_slots_may_lie_anyhow_in_memory(slots: Any) -> None:
+    core = made()
+    core.insert(RadixKey(range(len(slots))), slots)
+    assert core.slots_of(core.match(RadixKey(range(8))).last).tolist() == slots.tolist()
+
+
+def test_what_is_handed_out_is_a_copy() -> None:
+    core = made(page_size=4)
+    core.insert(RadixKey(range(8)), np.arange(8))
+    last = core.match(RadixKey(range(8))).last
+    core.slots_of(last)[:] = -1
+    assert core.slots_of(last).tolist() == list(range(8))
+
+
+@pytest.mark.parametrize("size", [4, 36, 52, 56, 60, 64, 88, 128, 256])
+def test_hashes_of_pages_of_every_length(size: int) -> None:
+    core = made(page_size=size // 4, record_events=True)
+    key = RadixKey(np.random.default_rng(size).integers(0, 2**31, 3 * size // 4))
+    core.insert(key, np.arange(len(key)))
+    (stored,) = core.take_events()
+    assert list(stored.block_hashes) == key.hash_chain(size // 4)  # type: ignore[union-attr]
