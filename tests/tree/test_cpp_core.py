@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import sys
 import weakref
 from collections.abc import Callable
@@ -206,3 +207,12 @@ def test_hashes_of_pages_of_every_length(size: int) -> None:
     core.insert(key, np.arange(len(key)))
     (stored,) = core.take_events()
     assert list(stored.block_hashes) == key.hash_chain(size // 4)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("portably", [True, False])
+def test_sha256_is_what_hashlib_says(portably: bool) -> None:
+    from aradix.tree.cpp_radix_tree._core import sha256
+
+    data = np.random.default_rng(1).bytes(400)
+    for size in range(len(data)):
+        assert sha256(data[:size], portably=portably) == hashlib.sha256(data[:size]).digest()

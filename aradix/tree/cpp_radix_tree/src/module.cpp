@@ -62,6 +62,15 @@ NB_MODULE(_core, module) {
     // A tree that is alive when the interpreter ends is no leak worth telling users of.
     nb::set_leak_warnings(false);
 
+    module.def(
+        "sha256",
+        [](nb::bytes data, bool portably) {
+            aradix::Digest digest =
+                aradix::sha256(nullptr, 0, reinterpret_cast<const uint8_t *>(data.c_str()), data.size(), portably);
+            return aradix::bytes_of(digest.data(), digest.size());
+        },
+        "data"_a, nb::kw_only(), "portably"_a);
+
     nb::class_<NodeStats>(module, "NodeStats")
         .def_ro("last_access", &NodeStats::last_access)
         .def_ro("created", &NodeStats::created)

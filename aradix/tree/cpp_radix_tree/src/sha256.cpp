@@ -3,6 +3,12 @@
 #include <bit>
 #include <cstring>
 
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <cpuid.h>
+#include <immintrin.h>
+#define ARADIX_SHA_INSTRUCTIONS
+#endif
+
 namespace aradix {
 namespace {
 
@@ -16,8 +22,90 @@ constexpr std::array<uint32_t, 64> kRound = {
     0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
     0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
 
+using State = std::array<uint32_t, 8>;
+using Compress = void (*)(State &state, const uint8_t *block);
+
+void compress_portably(State &state, const uint8_t *block) {
+    std::array<uint32_t, 64> words;
+    for (size_t index = 0; index < 16; ++index) {
+        const uint8_t *at = block + 4 * index;
+        words[index] = static_cast<uint32_t>(at[0]) << 24 | static_cast<uint32_t>(at[1]) << 16 |
+                       static_cast<uint32_t>(at[2]) << 8 | static_cast<uint32_t>(at[3]);
+    }
+    for (size_t index = 16; index < 64; ++index) {
+        uint32_t early = words[index - 15], late = words[index - 2];
+        words[index] = words[index - 16] + (std::rotr(early, 7) ^ std::rotr(early, 18) ^ (early >> 3)) +
+                       words[index - 7] + (std::rotr(late, 17) ^ std::rotr(late, 19) ^ (late >> 10));
+    }
+    auto [a, b, c, d, e, f, g, h] = state;
+    for (size_t index = 0; index < 64; ++index) {
+        uint32_t first = h + (std::rotr(e, 6) ^ std::rotr(e, 11) ^ std::rotr(e, 25)) + ((e & f) ^ (~e & g)) +
+                         kRound[index] + words[index];
+        uint32_t second = (std::rotr(a, 2) ^ std::rotr(a, 13) ^ std::rotr(a, 22)) + ((a & b) ^ (a & c) ^ (b & c));
+        h = g;
+        g = f;
+        f = e;
+        e = d + first;
+        d = c;
+        c = b;
+        b = a;
+        a = first + second;
+    }
+    State added = {a, b, c, d, e, f, g, h};
+    for (size_t index = 0; index < 8; ++index)
+        state[index] += added[index];
+}
+
+#ifdef ARADIX_SHA_INSTRUCTIONS
+
+__m128i *vectors(State &state) { return reinterpret_cast<__m128i *>(state.data()); }
+
+__attribute__((target("sha,sse4.1"))) void compress_by_instructions(State &state, const uint8_t *block) {
+    // The instructions want the words in the order ABEF and CDGH, and four rounds at a time.
+    const __m128i kBigEndian = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
+    __m128i low = _mm_shuffle_epi32(_mm_loadu_si128(vectors(state)), 0xb1);
+    __m128i high = _mm_shuffle_epi32(_mm_loadu_si128(vectors(state) + 1), 0x1b);
+    __m128i abef = _mm_alignr_epi8(low, high, 8), cdgh = _mm_blend_epi16(high, low, 0xf0);
+    const __m128i abef_before = abef, cdgh_before = cdgh;
+    __m128i words[4];
+    for (size_t four = 0; four < 16; ++four) {
+        __m128i &now = words[four % 4];
+        if (four < 4) {
+            now = _mm_shuffle_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i *>(block) + four), kBigEndian);
+        } else {
+            __m128i last = words[(four + 3) % 4];
+            __m128i sum = _mm_add_epi32(_mm_sha256msg1_epu32(now, words[(four + 1) % 4]),
+                                        _mm_alignr_epi8(last, words[(four + 2) % 4], 4));
+            now = _mm_sha256msg2_epu32(sum, last);
+        }
+        __m128i input = _mm_add_epi32(now, _mm_loadu_si128(reinterpret_cast<const __m128i *>(kRound.data()) + four));
+        cdgh = _mm_sha256rnds2_epu32(cdgh, abef, input);
+        abef = _mm_sha256rnds2_epu32(abef, cdgh, _mm_shuffle_epi32(input, 0x0e));
+    }
+    abef = _mm_shuffle_epi32(_mm_add_epi32(abef, abef_before), 0x1b);
+    cdgh = _mm_shuffle_epi32(_mm_add_epi32(cdgh, cdgh_before), 0xb1);
+    _mm_storeu_si128(vectors(state), _mm_blend_epi16(abef, cdgh, 0xf0));
+    _mm_storeu_si128(vectors(state) + 1, _mm_alignr_epi8(cdgh, abef, 8));
+}
+
+Compress fastest() {
+    constexpr unsigned kSsse3 = 1u << 9, kSse41 = 1u << 19, kSha = 1u << 29;
+    unsigned a, b, c, d;
+    bool there = __get_cpuid(1, &a, &b, &c, &d) && (c & kSsse3) && (c & kSse41) &&
+                 __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & kSha);
+    return there ? compress_by_instructions : compress_portably;
+}
+
+#else
+
+Compress fastest() { return compress_portably; }
+
+#endif
+
 class Hasher {
 public:
+    explicit Hasher(Compress compress) : compress_block_(compress) {}
+
     void update(const uint8_t *data, size_t size) {
         total_ += size;
         while (size != 0) {
@@ -52,39 +140,12 @@ private:
     static constexpr size_t kBlock = 64;
 
     void compress() {
-        std::array<uint32_t, 64> words;
-        for (size_t index = 0; index < 16; ++index) {
-            const uint8_t *at = block_.data() + 4 * index;
-            words[index] = static_cast<uint32_t>(at[0]) << 24 | static_cast<uint32_t>(at[1]) << 16 |
-                           static_cast<uint32_t>(at[2]) << 8 | static_cast<uint32_t>(at[3]);
-        }
-        for (size_t index = 16; index < 64; ++index) {
-            uint32_t early = words[index - 15], late = words[index - 2];
-            words[index] = words[index - 16] + (std::rotr(early, 7) ^ std::rotr(early, 18) ^ (early >> 3)) +
-                           words[index - 7] + (std::rotr(late, 17) ^ std::rotr(late, 19) ^ (late >> 10));
-        }
-        auto [a, b, c, d, e, f, g, h] = state_;
-        for (size_t index = 0; index < 64; ++index) {
-            uint32_t first = h + (std::rotr(e, 6) ^ std::rotr(e, 11) ^ std::rotr(e, 25)) + ((e & f) ^ (~e & g)) +
-                             kRound[index] + words[index];
-            uint32_t second =
-                (std::rotr(a, 2) ^ std::rotr(a, 13) ^ std::rotr(a, 22)) + ((a & b) ^ (a & c) ^ (b & c));
-            h = g;
-            g = f;
-            f = e;
-            e = d + first;
-            d = c;
-            c = b;
-            b = a;
-            a = first + second;
-        }
-        std::array<uint32_t, 8> added = {a, b, c, d, e, f, g, h};
-        for (size_t index = 0; index < 8; ++index)
-            state_[index] += added[index];
+        compress_block_(state_, block_.data());
         filled_ = 0;
     }
 
-    std::array<uint32_t, 8> state_ = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+    Compress compress_block_;
+    State state_ = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
                                       0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
     std::array<uint8_t, kBlock> block_;
     size_t filled_ = 0;
@@ -93,8 +154,9 @@ private:
 
 }  // namespace
 
-Digest sha256(const uint8_t *prefix, size_t prefix_size, const uint8_t *data, size_t size) {
-    Hasher hasher;
+Digest sha256(const uint8_t *prefix, size_t prefix_size, const uint8_t *data, size_t size, bool portably) {
+    static const Compress kFastest = fastest();
+    Hasher hasher(portably ? compress_portably : kFastest);
     hasher.update(prefix, prefix_size);
     hasher.update(data, size);
     return hasher.finish();
