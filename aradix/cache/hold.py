@@ -24,12 +24,16 @@ __all__ = ["Hold"]
 
 
 class Hold:
-    """The state of a lease. `order` grows, so the youngest lease has the highest; `version` counts changes."""
+    """The state of a lease. `order` grows, so the youngest lease has the highest; `version` counts changes.
+
+    `given` is the user's key; `key` is what the tree looks up, its bigrams under EAGLE.
+    """
 
     __slots__ = (
         "committed",
         "counted",
         "entered",
+        "given",
         "key",
         "limit",
         "node_id",
@@ -57,6 +61,7 @@ class Hold:
         self,
         order: int,
         key: RadixKey,
+        given: RadixKey,
         *,
         limit: int,
         priority: int,
@@ -68,7 +73,8 @@ class Hold:
     ) -> None:
         self.order = order
         self.key = key
-        self.num_opened = len(key)
+        self.given = given
+        self.num_opened = len(given)
         self.limit = limit
         self.priority = priority
         self.store = store

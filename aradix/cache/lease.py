@@ -74,11 +74,18 @@ class Lease:
             cache._begin_open()
         if not cache._leases.rematch(hold):
             await cache._leases.wait_at_gate(hold)
+            self._check_not_released()
         if self._reserve is not None and not cache._pressure.admit_now(hold, self._reserve):
             await self._wait_for_admission(hold, self._reserve)
+            self._check_not_released()
         if not hold.entered:
             cache._leases.enter(hold)
         return self
+
+    def _check_not_released(self) -> None:
+        hold = self._hold
+        if hold.released:
+            raise LeaseReleasedError(f"the lease opened at {hold.where} was released while it waited to be entered")
 
     async def _wait_for_admission(self, hold: Hold, reserve: int) -> None:
         cache = self._cache
@@ -97,35 +104,41 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Release. Does not wait and does not raise."""
-        abandoned = kind is GeneratorExit and not self._hold.released and _in_collected_generator()
+        hold = self._hold
+        abandoned = kind is GeneratorExit and not hold.released and _in_collected_generator()
+        num_tokens = hold.num_tokens
         self.release()
         if abandoned:
-            self._warn("was left open in an async generator that was abandoned")
+            self._warn(num_tokens, "was left open in an async generator that was abandoned")
 
     def release(self) -> None:
         """Unpin, and give back what was not committed. Does not wait; a second call changes nothing.
+
+        A lease that another task waits with, for slots or to be entered, ends that wait with `LeaseReleasedError`.
 
         Raises:
             WrongLoopError: called from another thread or loop; the lease is still held then.
         """
         hold = self._hold
-        if hold.released or not hold.entered:
+        if hold.released or not hold.opening:
             return
         self._cache._begin_release()
         self._cache._leases.release(hold)
+        if not hold.entered:
+            self._cache._gates.serve_walkers()  # it may be among them
 
     def __del__(self) -> None:
         hold = getattr(self, "_hold", None)
         if hold is None or not hold.entered or hold.released:
             return
+        num_tokens = hold.num_tokens
         # This may run in the middle of a step or on another thread: leave the work to the next step.
         self._cache._drop(hold)
-        self._warn("was never released; its slots come back now")
+        self._warn(num_tokens, "was never released; its slots come back now")
 
-    def _warn(self, what: str) -> None:
-        hold = self._hold
+    def _warn(self, num_tokens: int, what: str) -> None:
         warnings.warn(
-            f"the lease of {hold.num_tokens} tokens opened at {hold.where} {what}; use `async with`",
+            f"the lease of {num_tokens} tokens opened at {self._hold.where} {what}; use `async with`",
             ResourceWarning,
             stacklevel=3,
             source=self,
@@ -146,7 +159,7 @@ class Lease:
     @property
     def key(self) -> RadixKey:
         """The key it was opened with, or the longest committed since."""
-        return self._hold.key
+        return self._hold.given
 
     @property
     def num_matched(self) -> int:
@@ -274,7 +287,7 @@ class Lease:
                 slots held. Nothing was changed.
         """
         hold = self._entered()
-        return self._cache._leases.commit(hold, self._checked_commit(hold, key))
+        return self._cache._leases.commit(hold, key, self._checked_commit(hold, key))
 
     def _checked_commit(self, hold: Hold, key: RadixKey) -> RadixKey:
         view = self._cache._view(key)

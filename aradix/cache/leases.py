@@ -81,6 +81,7 @@ class Leases:
     def new(
         self,
         view: RadixKey,
+        given: RadixKey,
         limit: int,
         priority: int,
         store: bool,
@@ -93,6 +94,7 @@ class Leases:
         hold = Hold(
             next(self._orders),
             view,
+            given,
             limit=limit,
             priority=priority,
             store=store and not self._params.disable,
@@ -128,6 +130,8 @@ class Leases:
         """`rematch` once a gate lets it pass. Waits; cancelled, the lease is released."""
 
         def step() -> bool:
+            if hold.released:
+                return True
             passed = self.rematch(hold)
             if passed:
                 self.passing.add(hold)
@@ -181,7 +185,7 @@ class Leases:
             self.num_resumes += 1
             return
         self.num_queries += 1
-        self.num_query_tokens += len(hold.key)
+        self.num_query_tokens += len(hold.given)
         self.num_hit_tokens += hold.num_matched
         if hold.num_matched and hold.node_id:
             self._core.record_hit(hold.node_id)
@@ -202,7 +206,7 @@ class Leases:
         hold.entered = True
         self.holds[hold.order] = hold
 
-    def commit(self, hold: Hold, view: RadixKey) -> InsertResult:
+    def commit(self, hold: Hold, given: RadixKey, view: RadixKey) -> InsertResult:
         """Publish the whole pages of a key that was checked already."""
         self.count_query(hold)
         start = hold.published
@@ -211,12 +215,12 @@ class Leases:
         num_pages_tokens = len(view) // page_size * page_size
         publishes = hold.store and not self.closed and num_pages_tokens > start
         if not publishes or self._core.is_detached(hold.node_id):
-            hold.key = max(hold.key, view, key=len)
+            self._note_key(hold, given, view)
             return InsertResult(start, hold.ref, torch.empty(0, dtype=torch.int64), 0, (start, start))
         ready = self.record_ready(hold.touching(self.pool.streams))
         slots = np.frombuffer(hold.own, np.int64)[: num_pages_tokens - start].copy()
         done = self._core.extend(hold.node_id, view, slots, priority=hold.priority, ready=ready)
-        hold.key = max(hold.key, view, key=len)
+        self._note_key(hold, given, view)
         hold.node_id, hold.published = done.node_id, done.end
         hold.take_front(done.end - start)
         duplicates = slots[: done.prefix_len - start]
@@ -249,21 +253,31 @@ class Leases:
             self._fail(error)
             raise
 
+    @staticmethod
+    def _note_key(hold: Hold, given: RadixKey, view: RadixKey) -> None:
+        """The longest key so far stands for the lease."""
+        if len(view) > len(hold.key):
+            hold.key, hold.given = view, given
+
     def truncate(self, hold: Hold, num_tokens: int) -> None:
         """Give back the slots beyond so many tokens."""
-        hold.committed = min(hold.committed, num_tokens)
-        # Other tokens may follow now; a pair of tokens that ends beyond is gone as well.
-        hold.key = hold.key[: max(hold.num_opened, num_tokens - hold.key.is_bigram)]
+        is_bigram = hold.key.is_bigram
+        # Other tokens may follow now. A pair that ends in a token beyond is gone with it, unless it is published.
+        num_kept = max(hold.num_opened - is_bigram, hold.published, num_tokens - is_bigram)
+        hold.key, hold.given = hold.key[:num_kept], hold.given[: num_kept + is_bigram]
+        hold.committed = max(hold.published, min(hold.committed, num_tokens - is_bigram))
         freed = hold.cut(num_tokens - hold.published, self._params.page_size)
         self.pool.give_back(freed, hold.touching(self.pool.streams))
         self.changed()
 
     def fork(self, hold: Hold, opened_in: CodeType, opened_at: int) -> Hold:
         """A second hold, entered, on what the first has matched and published."""
-        twin = self.new(hold.key, hold.limit, hold.priority, hold.store, hold.resume, hold.stream, opened_in, opened_at)
+        twin = self.new(
+            hold.key, hold.given, hold.limit, hold.priority, hold.store, hold.resume, hold.stream, opened_in, opened_at
+        )
         twin.node_id = self._core.pin(NodeRef(hold.node_id, hold.published)) if hold.node_id else 0
         twin.num_matched = twin.published = twin.committed = hold.published
-        twin.counted = True
+        twin.counted = twin.opening = True
         self.enter(twin)
         return twin
 

@@ -63,7 +63,7 @@ class LowLevelPins:
 
     def unpin(self, node: NodeRef) -> list[Freed]:
         """Undo one pin of a place."""
-        pinned = self._pinned.get(node)
+        pinned = self._pinned.get(node) if isinstance(node, tuple) else None
         if not pinned:
             raise UsageError(f"dec_lock_ref({node!r}) without an inc_lock_ref of the same node before it")
         freed = self._core.unpin(pinned.pop())

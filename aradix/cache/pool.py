@@ -6,6 +6,7 @@ tree hold, kept apart from them; the audit compares the two. Fences are made her
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -41,7 +42,7 @@ class SlotPool:
         self.is_busy = False
         self._on_failure = on_failure
         self._sequence = count(1)
-        self._known: set[Any] = set()
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
         for stream in streams:
             try:
                 self.check_stream(stream)
@@ -82,29 +83,35 @@ class SlotPool:
         self.num_held -= len(slots)
         self.allocator.disown(slots)
 
-    def give_back(self, slots: Slots, streams: Collection[Any]) -> None:
-        """Retire slots behind what these streams are doing now. Never raises: a failure goes to `on_failure`."""
+    def give_back(self, slots: Slots, streams: Collection[Any]) -> int:
+        """Retire slots behind what these streams are doing now; how many come back.
+
+        Never raises: a failure, after which none do, goes to `on_failure`.
+        """
         if not len(slots):
-            return
+            return 0
         self.num_held -= len(slots)
         was_busy, self.is_busy = self.is_busy, True
         try:
             self.allocator.free_held(slots, tuple(streams))
         except Exception as error:
             self._on_failure(error)
+            return 0
         finally:
             self.is_busy = was_busy
+        return len(slots)
 
     def give_back_all(self, freed: Iterable[Freed]) -> int:
-        """Retire what the tree let go, one batch for each set of streams; the number of slots."""
+        """Retire what the tree let go, one batch for each set of streams; how many slots come back."""
         batches: dict[frozenset[Hashable], list[Slots]] = {}
         for slots, streams in freed:
             batches.setdefault(streams, []).append(slots)
         total = 0
         for streams, parts in batches.items():
             slots = np.concatenate(parts) if len(parts) > 1 else parts[0]
-            total += len(slots)
-            self.give_back(slots, (*self.streams, *(stream for stream in streams if stream not in self.streams)))
+            total += self.give_back(
+                slots, (*self.streams, *(stream for stream in streams if stream not in self.streams))
+            )
         return total
 
     def ready_after(self, streams: Iterable[Any]) -> tuple[Ready, ...]:
@@ -122,7 +129,7 @@ class SlotPool:
             UsageError: nothing can be fenced behind this stream, or ordered on it.
         """
         try:
-            if stream in self._known:
+            if hash(stream) is not None and stream in self._known:
                 return
             self.allocator.record(stream)
             if not callable(getattr(stream, "wait_event", None)):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import anyio
 import numpy as np
@@ -52,6 +52,8 @@ from aradix.tree import make_core
 from aradix.tree.protocol import NOWHERE, Slots
 
 __all__ = ["RadixCache"]
+
+_Params = TypeVar("_Params", MatchPrefixParams, InsertParams, EvictParams)
 
 _FAIR_RUN = 128
 """Calls in a row that may complete without letting other tasks run."""
@@ -93,6 +95,7 @@ class RadixCache(BasePrefixCache):
         self._dropped: deque[Hold] = deque()
         self._run_length = 0
         self._wake_pending = False
+        self._ended = False
         self._low_slots = int(params.low_watermark * params.allocator.num_slots)
         self._high_slots = int(params.high_watermark * params.allocator.num_slots)
 
@@ -112,8 +115,14 @@ class RadixCache(BasePrefixCache):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        assert self._task_group is not None
-        self._close()
+        if self._home is None or self._task_group is None:
+            raise UsageError("this cache was not opened")
+        self._home.check()
+        if self._ended:
+            return None
+        self._ended = True
+        if not self._leases.closed:
+            self._close()
         self._task_group.cancel_scope.cancel()
         if error is not None and not _is_cancellation(error):
             # The user's own error goes on as it is, not in a group; a failure in the background still comes first.
@@ -250,7 +259,10 @@ class RadixCache(BasePrefixCache):
         elif self._pool.streams:
             stream = self._pool.streams[0]
         caller = sys._getframe(1)
-        hold = self._leases.new(view, limit, priority, store, resume, stream, caller.f_code, caller.f_lineno)
+        for name, flag in (("store", store), ("resume", resume)):
+            if not isinstance(flag, bool):
+                raise UsageError(f"{name} must be a bool, got {flag!r}")
+        hold = self._leases.new(view, key, limit, priority, store, resume, stream, caller.f_code, caller.f_lineno)
         return Lease(self, hold, reserve)
 
     def _view(self, key: RadixKey) -> RadixKey:
@@ -318,7 +330,7 @@ class RadixCache(BasePrefixCache):
 
     async def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         self._begin_open()
-        view = self._view(params.key)
+        view = self._view(_expected(params, MatchPrefixParams).key)
         if self._params.disable:
             return MatchResult(torch.empty(0, dtype=torch.int64), NOWHERE, NOWHERE, NOWHERE)
         await self._take_turn()
@@ -339,7 +351,7 @@ class RadixCache(BasePrefixCache):
 
     async def insert(self, params: InsertParams) -> InsertResult:
         self._begin_open()
-        view = self._view(params.key)
+        view = self._view(_expected(params, InsertParams).key)
         _check_priority(params.priority)
         value = value_array(params.value, len(view))
         if self._params.disable:
@@ -369,7 +381,7 @@ class RadixCache(BasePrefixCache):
 
     async def evict(self, params: EvictParams) -> EvictResult:
         await self._take_turn()
-        num_freed = self._leases.evict_slots(count_of("num_tokens", params.num_tokens))
+        num_freed = self._leases.evict_slots(count_of("num_tokens", _expected(params, EvictParams).num_tokens))
         self._leases.changed()
         return EvictResult(num_freed)
 
@@ -440,6 +452,12 @@ class RadixCache(BasePrefixCache):
         except InvariantError as error:
             self._broken = str(error)
             raise
+
+
+def _expected(params: _Params, kind: type[_Params]) -> _Params:
+    if not isinstance(params, kind):
+        raise UsageError(f"this call takes {kind.__name__}(...), got {type(params).__name__}")
+    return params
 
 
 def _check_priority(priority: object) -> None:

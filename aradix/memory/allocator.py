@@ -461,6 +461,9 @@ class SlotAllocator:
             if users:
                 if None in users:
                     raise UsageError("None is no stream (hint: name the default stream by its object)")
+                for stream in users:
+                    if not callable(getattr(stream, "wait_event", None)):
+                        raise UsageError(f"{stream!r} is no stream: it has no wait_event()")
                 self._events.require()
         if fence is None or isinstance(fence, ReadyFence):
             return users, None

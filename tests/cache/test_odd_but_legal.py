@@ -42,7 +42,7 @@ async def test_after_truncating_other_tokens_may_follow(page_size: int, is_eagle
             await lease.allocate(4)
             accepted = RadixKey([*range(20), 90, 91, 92, 93])
             lease.commit(accepted)
-            assert lease.key.is_prefix_of(accepted.maybe_to_bigram_view(is_eagle))
+            assert lease.key == accepted
         assert cache.peek(accepted) == (24 - is_eagle) // page_size * page_size
 
 
