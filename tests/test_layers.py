@@ -17,11 +17,14 @@ from tests.support.layers import (
 )
 from tests.support.places import ROOT
 
+BUILT = {"__pycache__", "CMakeFiles"}
+"""Folders of what an editable install leaves beside the sources."""
+
 
 def _files(*folders: str) -> Iterator[tuple[str, str]]:
     for folder in folders:
         for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix in COUNTED_SUFFIXES and "__pycache__" not in path.parts:
+            if path.suffix in COUNTED_SUFFIXES and not BUILT & set(path.parts):
                 yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
 
 
