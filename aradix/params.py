@@ -67,7 +67,7 @@ class CacheInitParams:
             pool is roomy), or nothing (better where it is tight).
         enable_kv_cache_events: record events for `take_events()`.
         tree_core: `"auto"`, `"python"` or `"cpp"`.
-        clock: seconds, for ages and statistics; never for the order of eviction.
+        clock: seconds, for the age of leases; never for the order of eviction.
 
     Raises:
         ConfigError: a value that cannot work, with the value and what would.
@@ -230,6 +230,7 @@ class CacheStats:
         resumes: leases entered with `resume=True`; not counted as queries.
         retracts: waiters told to give way.
         slot_waits: calls that had to wait for slots, so far.
+        gate_waits: calls that had to wait for a subtree that somebody wanted alone, so far.
     """
 
     num_slots: int
@@ -252,3 +253,4 @@ class CacheStats:
     resumes: int
     retracts: int = field(default=0)
     slot_waits: int = field(default=0)
+    gate_waits: int = field(default=0)

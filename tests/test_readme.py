@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from aradix import RadixCache, RadixKey
+from aradix.errors import RetractError
 from tests.support.caches import opened
 from tests.support.places import ROOT
 
@@ -51,17 +52,40 @@ class Decoder:
         if self.left == 0:
             raise StopAsyncIteration
         self.left -= 1
+        await anyio.lowlevel.checkpoint()
         return self.first + self.left
 
 
-@pytest.mark.anyio
-async def test_the_scheduler_example_reuses_what_it_generated() -> None:
-    names: dict[str, Any] = {"RadixKey": RadixKey}
+def example() -> Any:
+    names: dict[str, Any] = {"RadixKey": RadixKey, "RetractError": RetractError}
     exec(BLOCKS[1], names)
+    return names["generate"]
+
+
+@pytest.mark.anyio
+async def test_the_request_example_reuses_what_it_generated() -> None:
+    generate = example()
     async with opened(512, 16) as cache:
         assert isinstance(cache, RadixCache)
         first, second = Decoder(1000), Decoder(2000)
-        tokens = await names["generate"](cache, range(100), first)
+        tokens = await generate(cache, range(100), first)
         assert (len(tokens), first.prefilled) == (110, 100)
-        await names["generate"](cache, [*tokens, 7], second)
+        await generate(cache, [*tokens, 7], second)
         assert second.prefilled == 111 - 109 // 16 * 16
+
+
+@pytest.mark.anyio
+async def test_the_request_example_gives_way_and_comes_back() -> None:
+    generate = example()
+    lengths = []
+    async with opened(64) as cache, anyio.create_task_group() as tasks:
+
+        async def request(number: int) -> None:
+            lengths.append(len(await generate(cache, range(100 * number, 100 * number + 20), Decoder(10_000 * number))))
+
+        for number in range(6):
+            tasks.start_soon(request, number)
+    assert lengths == [30] * 6
+    stats = cache.stats()
+    assert stats.retracts > 0
+    assert (stats.queries, stats.resumes) == (6, stats.retracts)

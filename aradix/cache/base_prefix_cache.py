@@ -101,6 +101,9 @@ class BasePrefixCache(abc.ABC):
         """The longest cached prefix. Waits only for a gate.
 
         Nothing is pinned: give `last_device_node` to `inc_lock_ref` before the next await.
+
+        Raises:
+            TransferError: a stream could not be made to wait for what others write; the cache ends.
         """
 
     @abc.abstractmethod

@@ -16,7 +16,7 @@ __all__ = ["Home"]
 class Home:
     """The loop that is running now. Asking whether this is still it costs a tenth of a microsecond."""
 
-    __slots__ = ("_call_soon", "_current", "_thread", "_token")
+    __slots__ = ("_call_next", "_call_soon", "_current", "_thread", "_token")
 
     def __init__(self) -> None:
         token: Any = current_token().native_token
@@ -24,14 +24,17 @@ class Home:
         self._thread = threading.get_ident()
         self._current: Callable[[], Any]
         self._call_soon: Callable[[Callable[[], None]], Any]
+        self._call_next: Callable[[Callable[[], None]], Any]
         if hasattr(token, "run_sync_soon"):
             import trio
 
             self._current, self._call_soon = trio.lowlevel.current_trio_token, token.run_sync_soon
+            self._call_next = token.run_sync_soon
         else:
             import asyncio
 
             self._current, self._call_soon = asyncio.get_running_loop, token.call_soon_threadsafe
+            self._call_next = token.call_soon
 
     def is_this_thread(self) -> bool:
         """Whether the caller runs on the home thread."""
@@ -56,6 +59,10 @@ class Home:
             raise WrongLoopError(
                 f"called from {here or 'outside any event loop'}, but the cache was opened on {self._token}"
             )
+
+    def call_next(self, step: Callable[[], None]) -> None:
+        """Run a step when the loop next comes round; only from the loop itself."""
+        self._call_next(step)
 
     def call_soon(self, step: Callable[[], None]) -> bool:
         """Run a step on the loop soon, from whatever thread or finaliser; False if the loop is gone."""

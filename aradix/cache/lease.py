@@ -103,12 +103,11 @@ class Lease:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Release. Does not wait and does not raise."""
+        """Release. Does not wait, and raises only `WrongLoopError`, from another thread or loop."""
         hold = self._hold
-        abandoned = kind is GeneratorExit and not hold.released and _in_collected_generator()
-        num_tokens = hold.num_tokens
+        was_held, num_tokens = not hold.released, hold.num_tokens
         self.release()
-        if abandoned:
+        if was_held and kind is GeneratorExit and _in_collected_generator():
             self._warn(num_tokens, "was left open in an async generator that was abandoned")
 
     def release(self) -> None:
@@ -277,7 +276,7 @@ class Lease:
 
         Where the tree holds some of it already, this lease's duplicates are retired and `slots` names the tree's
         instead (`InsertResult.repointed`). Nothing is published after a flush of what it stands on, below a subtree
-        that somebody has exclusively, or with `store=False`; the slots stay the lease's then.
+        that somebody has or wants exclusively, or with `store=False`; the slots stay the lease's then.
 
         Args:
             key: in the lease's namespace; it and the lease's key are prefixes of one another.
@@ -285,6 +284,7 @@ class Lease:
         Raises:
             UsageError: another namespace, another prefix, shorter than what is matched or committed, or longer than the
                 slots held. Nothing was changed.
+            TransferError: an event could not be recorded, or a stream not made to wait; the cache ends.
         """
         hold = self._entered()
         return self._cache._leases.commit(hold, key, self._checked_commit(hold, key))
@@ -327,6 +327,10 @@ class Lease:
         """A second lease, entered already, on what this one has matched and published. Does not wait.
 
         For parallel sampling: both go on from there, each with slots of its own. Release it, or use `async with`.
+
+        Raises:
+            LeaseReleasedError: this one is not held.
+            CacheClosedError: the cache is closed.
         """
         hold = self._entered()
         self._cache._begin_open()
@@ -349,7 +353,8 @@ class Lease:
 
     def __repr__(self) -> str:
         hold = self._hold
-        state = "released" if hold.released else "held" if hold.entered else "not entered"
+        age = self._cache._params.clock() - hold.opened_when
+        state = "released" if hold.released else f"held for {age:.1f} s" if hold.entered else "not entered"
         return f"<Lease {state}: {hold.num_matched} matched, {hold.num_tokens} tokens, opened at {hold.where}>"
 
 
@@ -358,5 +363,8 @@ def _in_collected_generator() -> bool:
 
     asyncio then drives `aclose()` itself, in a task that is nothing but that. trio warns of its own accord.
     """
-    task: Any = anyio.get_current_task()
+    try:
+        task: Any = anyio.get_current_task()
+    except RuntimeError:  # no task, or no loop: whoever closes it does so by hand
+        return False
     return type(getattr(task, "coro", None)).__name__ == "async_generator_athrow"

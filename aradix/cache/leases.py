@@ -61,7 +61,7 @@ class Leases:
         self.holds: dict[int, Hold] = {}
         self.pool = SlotPool(params.allocator, params.streams, fail)
         self.pressure = Pressure(core, self.pool, self, self.holds)
-        self.gates = Gates(core, self.pressure, self.pool.give_back_all)
+        self.gates = Gates(core, self.pressure, self.pool.give_back_all, self.changed)
         self.low_pins = LowLevelPins(core)
         self.passing: set[Hold | Passage] = set()
         """Let in by a gate in the step that opened it, and not awake yet: pinned, and neither held nor queued."""

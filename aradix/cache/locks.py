@@ -61,7 +61,13 @@ class _Walker:
 class Gates:
     """The gates of a cache, in the order in which they were closed, and the walkers that wait at them."""
 
-    def __init__(self, core: TreeCore, pressure: Pressure, give_back: Callable[[list[Freed]], Any]) -> None:
+    def __init__(
+        self,
+        core: TreeCore,
+        pressure: Pressure,
+        give_back: Callable[[list[Freed]], Any],
+        changed: Callable[[], None],
+    ) -> None:
         self.standing: list[StandingGate] = []
         self.num_waits = 0
         self._walkers: list[_Walker] = []
@@ -70,6 +76,7 @@ class Gates:
         self._core = core
         self._pressure = pressure
         self._give_back = give_back
+        self._changed = changed
 
     def __bool__(self) -> bool:
         return bool(self.standing)
@@ -179,7 +186,7 @@ class Gates:
         self._give_back(self._core.open_gate(gate.node_id))
         self._pressure.admission_unblocked()
         self.serve_walkers()
-        self._pressure.changed()
+        self._changed()
 
     def pin_leaves(self, gate: StandingGate) -> None:
         """Pin all below a granted gate, so that nothing of it is evicted."""

@@ -7,6 +7,7 @@ tree hold, kept apart from them; the audit compares the two. Fences are made her
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,7 @@ class SlotPool:
         self.is_busy = False
         self._on_failure = on_failure
         self._sequence = count(1)
+        self._pending: dict[Any, deque[Ready]] = {}
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
         for stream in streams:
             try:
@@ -109,9 +111,8 @@ class SlotPool:
         total = 0
         for streams, parts in batches.items():
             slots = np.concatenate(parts) if len(parts) > 1 else parts[0]
-            total += self.give_back(
-                slots, (*self.streams, *(stream for stream in streams if stream not in self.streams))
-            )
+            extra = (stream for stream in streams if stream not in self.streams)
+            total += self.give_back(slots, (*self.streams, *extra))
         return total
 
     def ready_after(self, streams: Iterable[Any]) -> tuple[Ready, ...]:
@@ -120,7 +121,21 @@ class SlotPool:
         Raises:
             TransferError: an event could not be recorded.
         """
-        return tuple(Ready(stream, self.allocator.record(stream), next(self._sequence)) for stream in streams)
+        return tuple(self._record(stream) for stream in streams)
+
+    def _record(self, stream: Any) -> Ready:
+        ready = Ready(stream, self.allocator.record(stream), next(self._sequence))
+        pending = self._pending.setdefault(stream, deque())
+        pending.append(ready)
+        # A stream is in order, so what passed stands in front; its event is let go wherever it is referred to.
+        while pending and self._has_passed(pending[0]):
+            pending.popleft()
+        return ready
+
+    def _has_passed(self, ready: Ready) -> bool:
+        if ready.event is not None and self.allocator.passed(ready.event):
+            ready.event = None
+        return ready.event is None
 
     def check_stream(self, stream: Any) -> None:
         """Does not wait.
@@ -145,7 +160,7 @@ class SlotPool:
             TransferError: it could not be made to.
         """
         for known in ready:
-            if known.stream is stream or self.allocator.passed(known.event):
+            if known.stream is stream or self._has_passed(known):
                 continue
             try:
                 stream.wait_event(known.event)

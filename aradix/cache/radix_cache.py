@@ -12,6 +12,7 @@ alone.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections import deque
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -57,6 +58,8 @@ _Params = TypeVar("_Params", MatchPrefixParams, InsertParams, EvictParams)
 
 _FAIR_RUN = 128
 """Calls in a row that may complete without letting other tasks run."""
+_LISTEN_FROM = _FAIR_RUN // 2
+"""From here on the cache listens whether the loop came round by itself."""
 
 
 class RadixCache(BasePrefixCache):
@@ -169,10 +172,15 @@ class RadixCache(BasePrefixCache):
     def _is_turn_over(self) -> bool:
         """Whether this call should let other tasks run first, before it takes anything."""
         self._run_length += 1
+        if self._run_length == _LISTEN_FROM and self._home is not None:
+            self._home.call_next(self._end_run)  # a task that yields by itself is never made to
         if self._run_length < _FAIR_RUN:
             return False
-        self._run_length = 0
+        self._end_run()
         return True
+
+    def _end_run(self) -> None:
+        self._run_length = 0
 
     async def _take_turn(self) -> None:
         """The first line of a call that can wait. Waits for one round of the loop now and then."""
@@ -183,7 +191,9 @@ class RadixCache(BasePrefixCache):
 
     def _fail(self, error: BaseException) -> None:
         """Something failed where it could not be raised: end the task group with it."""
-        if self._home is not None:
+        if self._ended:
+            warnings.warn(f"after the cache was closed: {error!r}", ResourceWarning, stacklevel=2, source=self)
+        elif self._home is not None:
             self._background.fail(error)
 
     # ---- what changes from outside ----
@@ -311,7 +321,6 @@ class RadixCache(BasePrefixCache):
 
     def _open_gate(self, gate: StandingGate) -> None:
         self._gates.open(gate)
-        self._leases.changed()
 
     def _evict_below(self, gate: StandingGate) -> int:
         self._begin()

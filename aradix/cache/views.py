@@ -42,6 +42,7 @@ def make_stats(cache: RadixCache) -> CacheStats:
         resumes=cache._leases.num_resumes,
         retracts=pressure.num_retracts,
         slot_waits=pressure.num_waits,
+        gate_waits=cache._gates.num_waits,
     )
 
 

@@ -7,6 +7,7 @@ tokens (bigrams where keys are bigrams). Nodes are named by ids that are never u
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
@@ -49,12 +50,13 @@ class Gate(IntEnum):
     """Somebody has the subtree for himself."""
 
 
-class Ready(NamedTuple):
+@dataclass(slots=True)
+class Ready:
     """When the KV of a node is complete: opaque to the tree, which carries it through splits and merges.
 
     Args:
         stream: that writes it.
-        event: recorded behind the write.
+        event: recorded behind the write; `None` once it has passed.
         sequence: of recording; on one stream a later event covers an earlier one.
     """
 

@@ -12,7 +12,8 @@
 namespace aradix {
 
 // Owns one block. What is dropped stays in the block until less than half of it is in use, so that trimming a long run
-// page by page costs what it drops, and memory still follows what is held. Blocks are Python's, so tracemalloc sees them.
+// page by page costs what it drops, and memory still follows what is held. Blocks are Python's, so tracemalloc sees
+// them.
 class Bytes {
 public:
     Bytes() = default;

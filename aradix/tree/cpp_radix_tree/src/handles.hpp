@@ -19,8 +19,8 @@ inline uint64_t mix(uint64_t first, uint64_t second) {
     return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
 }
 
-// 64 bits of a page of tokens, in the manner of wyhash; `size` is a multiple of 4. With a secret seed, keys that all fall
-// together cannot be made up by whoever writes the prompts.
+// 64 bits of a page of tokens, in the manner of wyhash; `size` is a multiple of 4. With a secret seed, keys that all
+// fall together cannot be made up by whoever writes the prompts.
 inline uint64_t hash_page(const uint8_t *page, size_t size, uint64_t seed) {
     constexpr uint64_t kFirst = 0xa0761d6478bd642f, kSecond = 0xe7037ed1a0b428db, kThird = 0x8ebc6af09c88c6e3;
     uint64_t hash = seed ^ (size * kThird);
@@ -36,8 +36,8 @@ inline uint64_t hash_page(const uint8_t *page, size_t size, uint64_t seed) {
     return mix(mix(rest[0] ^ kFirst, rest[1] ^ hash) ^ kSecond, hash ^ kThird);
 }
 
-// Nodes that never move, in blocks; a handle is used again once its node is freed, and a block is given back once all of
-// its nodes are. Free nodes are chained through `next`.
+// Nodes that never move, in blocks; a handle is used again once its node is freed, and a block is given back once all
+// of its nodes are. Free nodes are chained through `next`.
 template <class Node> class Arena {
 public:
     Node &operator[](Handle handle) { return blocks_[handle / kBlock].nodes[handle % kBlock]; }
@@ -121,8 +121,8 @@ private:
     std::vector<Handle> spare_;
 };
 
-// Handles by hash: open addressing, linear probing, and no tombstones. The caller says which of those with the same hash
-// is meant.
+// Handles by hash: open addressing, linear probing, and no tombstones. The caller says which of those with the same
+// hash is meant.
 class HandleTable {
 public:
     template <class IsIt> Handle find(uint64_t hash, IsIt is_it) const {

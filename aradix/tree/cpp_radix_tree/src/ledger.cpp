@@ -24,7 +24,8 @@ Ledger::Ledger(const Settings &settings, Policy policy, int64_t protected_from, 
 
 Ledger::Step::Step(Ledger &ledger) : ledger_(ledger) {
     if (ledger.busy_)
-        throw std::runtime_error("the tree is in the middle of a step: a policy, a finaliser or another thread called it");
+        throw std::runtime_error(
+            "the tree is in the middle of a step: a policy, a finaliser or another thread called it");
     ledger.busy_ = true;
 }
 
@@ -328,7 +329,7 @@ nb::object Ledger::touch(Handle bottom) {
         Node &node = at(handle);
         node.last_access = tick_;
         if (node.ready.is_valid())
-            ready = newest_ready(ready, node.ready);
+            ready = records_.newest_ready(ready, node.ready);
     }
     refile(bottom);
     return ready;
@@ -370,7 +371,7 @@ bool Ledger::try_merge(Handle parent_handle) {
         return false;
     if (!ranking_.same_state(parent_handle, handle))
         return false;
-    nb::object ready = newest_ready(parent.ready, child.ready);
+    nb::object ready = records_.newest_ready(parent.ready, child.ready);
     nb::object streams = joined_streams(parent.streams, child.streams);
     ranking_.discard(handle);
     unfile_child(handle);

@@ -1,7 +1,7 @@
 // The nodes of a tree, and the counters, the index and the events that must always agree with them.
 //
-// The steps in tree.cpp decide; whatever makes, splits, pins, merges or removes a node happens here, once, with all that
-// follows from it. The order in which a user's policy is asked is that of the Python core.
+// The steps in tree.cpp decide; whatever makes, splits, pins, merges or removes a node happens here, once, with all
+// that follows from it. The order in which a user's policy is asked is that of the Python core.
 #pragma once
 
 #include <variant>

@@ -22,8 +22,8 @@ struct Root {
     std::vector<uint8_t> digest;  // the seed of its page hashes
 };
 
-// An edge of tokens that ends at `depth` bytes of key from the root, and its slots. Sizes are in bytes of key. `order` is
-// unique and settles ties; `id` changes when the tail is trimmed. A mark that is empty is a null reference.
+// An edge of tokens that ends at `depth` bytes of key from the root, and its slots. Sizes are in bytes of key. `order`
+// is unique and settles ties; `id` changes when the tail is trimmed. A mark that is empty is a null reference.
 struct Node {
     int64_t id = 0;
     uint64_t order = 0;

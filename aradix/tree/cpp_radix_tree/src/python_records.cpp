@@ -38,6 +38,7 @@ Records::Records() {
     detached = protocol.attr("Detached");
     closed = protocol.attr("Closed");
     node_view = protocol.attr("NodeView");
+    ready = protocol.attr("Ready");
     nowhere = protocol.attr("NOWHERE");
     node_ref = nb::borrow(nowhere.type());
     for (int gate = 0; gate < 4; ++gate)
@@ -59,6 +60,8 @@ Records::Records() {
     name_node_id = interned("node_id");
     name_depth = interned("depth");
     name_rank = interned("rank");
+    name_stream = interned("stream");
+    name_sequence = interned("sequence");
 }
 
 nb::object Records::as_record(nb::handle type, nb::object plain) {
@@ -125,16 +128,14 @@ nb::object new_slots(size_t size, int64_t *&out) {
     return array;
 }
 
-nb::object checked_ready(nb::handle ready) {
-    if (!PyTuple_Check(ready.ptr()))
+nb::object Records::checked_ready(nb::handle readies) const {
+    if (!PyTuple_Check(readies.ptr()))
         throw nb::type_error("ready must be a tuple of Ready");
-    Py_ssize_t count = PyTuple_GET_SIZE(ready.ptr());
-    for (Py_ssize_t index = 0; index < count; ++index) {
-        PyObject *one = PyTuple_GET_ITEM(ready.ptr(), index);
-        if (!PyTuple_Check(one) || PyTuple_GET_SIZE(one) != 3)
+    Py_ssize_t count = PyTuple_GET_SIZE(readies.ptr());
+    for (Py_ssize_t index = 0; index < count; ++index)
+        if (!PyObject_TypeCheck(PyTuple_GET_ITEM(readies.ptr(), index), reinterpret_cast<PyTypeObject *>(ready.ptr())))
             throw nb::type_error("ready must be a tuple of Ready");
-    }
-    return count == 0 ? nb::object() : nb::borrow(ready);
+    return count == 0 ? nb::object() : nb::borrow(readies);
 }
 
 nb::object checked_streams(nb::handle streams) {
@@ -153,7 +154,7 @@ int64_t saturated(nb::handle number) {
     return value;
 }
 
-nb::object newest_ready(const nb::object &first, const nb::object &second) {
+nb::object Records::newest_ready(const nb::object &first, const nb::object &second) const {
     if (!second.is_valid() || first.is(second))
         return first;
     if (!first.is_valid())
@@ -161,15 +162,14 @@ nb::object newest_ready(const nb::object &first, const nb::object &second) {
     nb::object newest = checked(PyDict_New());
     for (const nb::object *readies : {&first, &second}) {
         for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(readies->ptr()); ++index) {
-            PyObject *ready = PyTuple_GET_ITEM(readies->ptr(), index);
-            PyObject *stream = PyTuple_GET_ITEM(ready, 0);
-            PyObject *known = PyDict_GetItemWithError(newest.ptr(), stream);
+            nb::handle later = PyTuple_GET_ITEM(readies->ptr(), index);
+            nb::object stream = attribute(later, name_stream);
+            PyObject *known = PyDict_GetItemWithError(newest.ptr(), stream.ptr());
             if (known == nullptr && PyErr_Occurred())
                 throw nb::python_error();
-            int later = known == nullptr ? 1
-                                         : PyObject_RichCompareBool(PyTuple_GET_ITEM(known, 2),
-                                                                    PyTuple_GET_ITEM(ready, 2), Py_LT);
-            if (later < 0 || (later > 0 && PyDict_SetItem(newest.ptr(), stream, ready) != 0))
+            if (known != nullptr && size_attribute(known, name_sequence) >= size_attribute(later, name_sequence))
+                continue;
+            if (PyDict_SetItem(newest.ptr(), stream.ptr(), later.ptr()) != 0)
                 throw nb::python_error();
         }
     }

@@ -15,11 +15,12 @@ namespace nb = nanobind;
 struct Records {
     Records();
 
-    nb::object match, node_ref, freed, inserted, detached, closed, node_view;
+    nb::object match, node_ref, freed, inserted, detached, closed, node_view, ready;
     nb::object block_stored, block_removed, all_blocks_cleared;
     nb::object gates[4];
     nb::object nowhere, no_match, no_slots, no_streams, nothing;
     nb::object name_data, name_start, name_stop, name_item_bytes, name_namespace, name_node_id, name_depth, name_rank;
+    nb::object name_stream, name_sequence;
 
     // A NamedTuple of that class.
     template <class... Items> nb::object make(nb::handle type, const Items &...items) const {
@@ -32,6 +33,10 @@ struct Records {
     }
 
     nb::object ref(int64_t node_id, int64_t depth) const;
+    // A tuple of `Ready`, a null reference if it is empty.
+    nb::object checked_ready(nb::handle ready) const;
+    // The union of two sets of ready events, one a stream: a stream's later event covers its earlier ones.
+    nb::object newest_ready(const nb::object &first, const nb::object &second) const;
 
 private:
     static nb::object as_record(nb::handle type, nb::object plain);
@@ -63,15 +68,11 @@ struct Slots {
 // A new int64 array; `out` is where its values go. Never called for none: `Records::no_slots` is that.
 nb::object new_slots(size_t size, int64_t *&out);
 
-// A tuple of `Ready`, a null reference if it is empty.
-nb::object checked_ready(nb::handle ready);
 // A frozenset of streams, a null reference if it is empty.
 nb::object checked_streams(nb::handle streams);
 // An int of any size, kept within what 64 bits hold.
 int64_t saturated(nb::handle number);
 
-// The union of two sets of ready events, one a stream: a stream's later event covers its earlier ones.
-nb::object newest_ready(const nb::object &first, const nb::object &second);
 nb::object joined_streams(const nb::object &first, const nb::object &second);
 
 }  // namespace aradix

@@ -95,7 +95,8 @@ bool Ranking::same_state(Handle first, Handle second) {
         return false;
     const Node &one = nodes_[first], &other = nodes_[second];
     if (policy_ != Policy::user) {
-        if (policy_ == Policy::slru && std::min(one.hit_count, protected_from_) != std::min(other.hit_count, protected_from_))
+        auto counted = [this](const Node &node) { return std::min(node.hit_count, protected_from_); };
+        if (policy_ == Policy::slru && counted(one) != counted(other))
             return false;
         return rank(one) == rank(other);
     }

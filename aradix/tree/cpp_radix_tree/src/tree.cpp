@@ -82,7 +82,7 @@ nb::object Tree::insert(nb::handle key_object, nb::handle slots_object, nb::hand
     Key key = read_key(key_object);
     Slots slots(slots_object);
     int64_t priority = saturated(priority_object);
-    nb::object ready = checked_ready(ready_object);
+    nb::object ready = records_.checked_ready(ready_object);
     check_count(slots, count_of(key.stop));
     Handle root = find_root(key.name_space);
     if (root == kNone)
@@ -105,7 +105,7 @@ nb::object Tree::extend(int64_t node_id, nb::handle key_object, nb::handle slots
     Key key = read_key(key_object);
     Slots slots(slots_object);
     int64_t priority = saturated(priority_object);
-    nb::object ready = checked_ready(ready_object);
+    nb::object ready = records_.checked_ready(ready_object);
     size_t stop = std::max(key.stop, at(origin).depth);
     check_count(slots, count_of(stop - at(origin).depth));
     Place place = descend(key, origin, kPending);
@@ -130,7 +130,7 @@ Tree::Grown Tree::grow(Handle origin, const Key &key, const Slots &slots, size_t
     Grown grown{node, at(node).depth, at(node).depth, nb::object(), nb::object()};
     for (Handle walked = node; walked != origin; walked = at(walked).parent) {
         ++at(walked).hit_count;
-        grown.ready = newest_ready(grown.ready, at(walked).ready);
+        grown.ready = records_.newest_ready(grown.ready, at(walked).ready);
     }
     size_t start = at(origin).depth;
     grown.existing = slots_between(node, start, grown.held);
