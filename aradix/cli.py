@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
 from aradix.errors import ConfigError, InvariantError
@@ -27,8 +28,16 @@ class _Parser(argparse.ArgumentParser):
         self.exit(_BAD_INPUT, f"{self.prog}: {message}\n")
 
 
+def _version() -> str:
+    try:
+        return version("aradix")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="aradix", description="An async-safe radix prefix cache: command line tools.")
+    parser.add_argument("--version", action="version", version=f"aradix {_version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     replay = commands.add_parser(
         "replay",

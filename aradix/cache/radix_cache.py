@@ -99,6 +99,7 @@ class RadixCache(BasePrefixCache):
         self._run_length = 0
         self._wake_pending = False
         self._ended = False
+        self._background_is_over = False
         self._low_slots = int(params.low_watermark * params.allocator.num_slots)
         self._high_slots = int(params.high_watermark * params.allocator.num_slots)
 
@@ -127,12 +128,24 @@ class RadixCache(BasePrefixCache):
         if not self._leases.closed:
             self._close()
         self._task_group.cancel_scope.cancel()
+        try:
+            return await self._leave_task_group(self._task_group, kind, error, trace)
+        finally:
+            self._background_is_over = True
+
+    async def _leave_task_group(
+        self,
+        task_group: TaskGroup,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
         if error is not None and not _is_cancellation(error):
             # The user's own error goes on as it is, not in a group; a failure in the background still comes first.
-            await self._task_group.__aexit__(None, None, None)
+            await task_group.__aexit__(None, None, None)
             swallowed = None
         else:
-            swallowed = await self._task_group.__aexit__(kind, error, trace)
+            swallowed = await task_group.__aexit__(kind, error, trace)
         self._background.raise_unheard()
         return swallowed
 
@@ -191,7 +204,7 @@ class RadixCache(BasePrefixCache):
 
     def _fail(self, error: BaseException) -> None:
         """Something failed where it could not be raised: end the task group with it."""
-        if self._ended:
+        if self._background_is_over:
             warnings.warn(f"after the cache was closed: {error!r}", ResourceWarning, stacklevel=2, source=self)
         elif self._home is not None:
             self._background.fail(error)

@@ -51,11 +51,6 @@ class EventPool:
         self._idle: dict[Any, list[Event]] = {}
         self._numbers = itertools.count()
 
-    @property
-    def num_idle(self) -> int:
-        """Events that wait to be used again."""
-        return sum(len(events) for events in self._idle.values())
-
     def require(self) -> None:
         """`UsageError` where there is nothing to make events with."""
         if self._factory is None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import anyio
 
+from aradix.errors import ConfigError
+from aradix.policies import POLICIES
 from aradix.replay.detect import open_trace
 from aradix.replay.driver import ReplayResult, ReplaySetup, replay
 from aradix.replay.lines import TraceFile
@@ -18,8 +20,9 @@ from aradix.replay.plot import check_plot, save_plot
 from aradix.replay.progress import progress_bar
 from aradix.replay.report import as_json, print_table
 from aradix.replay.request import ReplayError, Request, Trace
-from aradix.replay.survey import endless_pages, survey
+from aradix.replay.survey import check_pool, endless_pages, survey
 from aradix.replay.workload import BuiltInWorkload
+from aradix.tree import make_core
 
 __all__ = ["add_arguments", "run"]
 
@@ -30,7 +33,7 @@ _Capacity = tuple[str, float]
 
 
 def _capacities(text: str) -> list[_Capacity]:
-    capacities = []
+    capacities: dict[float, str] = {}
     for part in text.split(","):
         try:
             tokens = float(part)
@@ -38,12 +41,17 @@ def _capacities(text: str) -> list[_Capacity]:
             raise argparse.ArgumentTypeError(f"{part!r} is not a number of tokens, such as 65536, 1e6 or inf") from None
         if math.isnan(tokens) or tokens <= 0:
             raise argparse.ArgumentTypeError(f"a capacity is above 0, got {part!r}")
-        capacities.append((part.strip().lower(), tokens))
-    return capacities
+        # By its value: 1e6 and 1000000 are one run, and 1e400 and infinity are both inf.
+        capacities.setdefault(tokens, part.strip().lower() if math.isfinite(tokens) else "inf")
+    return [(name, tokens) for tokens, name in capacities.items()]
 
 
 def _policies(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",")]
+    policies = list(dict.fromkeys(part.strip() for part in text.split(",")))
+    for policy in policies:
+        if policy not in POLICIES:
+            raise argparse.ArgumentTypeError(f"{policy!r} is none of {', '.join(POLICIES)}")
+    return policies
 
 
 def _watermarks(text: str) -> tuple[float, float]:
@@ -92,7 +100,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens a page (default: the trace's own block, or 16 where ids are tokens)",
     )
     parser.add_argument(
-        "--policy", type=_policies, default="lru", metavar="NAME[,NAME...]", help="eviction policies (default: lru)"
+        "--policy",
+        type=_policies,
+        default="lru",
+        metavar="NAME[,NAME...]",
+        help=f"eviction policies, of {', '.join(POLICIES)} (default: lru)",
     )
     parser.add_argument(
         "--concurrency",
@@ -175,9 +187,19 @@ class _Plan:
         for capacity, tokens in options.capacity:
             if tokens < self.page_size:
                 raise ReplayError(f"--capacity {capacity}: less than one page of {self.page_size} tokens")
-        for policy in options.policy:
-            self._setup(policy, num_pages=1).cache_params()
+        try:
+            make_core(options.core, policy="lru", page_size=self.page_size)
+        except ConfigError as error:
+            raise ReplayError(f"--core {options.core}: {error}") from error
         self.found = survey(self.requests(), self.page_size, outputs=self.outputs)
+        self._endless_pages = endless_pages(
+            self.found,
+            self.page_size,
+            concurrency=options.concurrency,
+            high_watermark=options.watermarks[1],
+        )
+        for capacity, tokens in options.capacity:
+            check_pool(self._num_pages(tokens), self.page_size, capacity=capacity, most_pages=self._endless_pages)
 
     def requests(self) -> Iterator[Request]:
         """The requests, from the first."""
@@ -190,14 +212,7 @@ class _Plan:
                 yield capacity, self._setup(policy, self._num_pages(tokens))
 
     def _num_pages(self, tokens: float) -> int:
-        if math.isfinite(tokens):
-            return int(tokens) // self.page_size
-        return endless_pages(
-            self.found,
-            self.page_size,
-            concurrency=self.options.concurrency,
-            high_watermark=self.options.watermarks[1],
-        )
+        return int(tokens) // self.page_size if math.isfinite(tokens) else self._endless_pages
 
     def _setup(self, policy: str, num_pages: int) -> ReplaySetup:
         low, high = self.options.watermarks
@@ -225,7 +240,11 @@ def run(options: argparse.Namespace) -> int:
     results: list[tuple[str, ReplayResult]] = []
     for capacity, setup in plan.setups():
         with progress_bar(f"{setup.policy} {capacity}", plan.found.num_requests, sys.stderr) as on_progress:
-            result = anyio.run(replay, plan.requests(), setup, on_progress)
+            try:
+                result = anyio.run(replay, plan.requests(), setup, on_progress)
+            except MemoryError as error:
+                # What a process may take can be less than what the machine has.
+                raise ReplayError(f"--capacity {capacity}: out of memory; give fewer tokens, or a --limit") from error
         results.append((capacity, result))
         if options.json:
             print(as_json(result, trace=plan.trace.name, capacity=capacity), flush=True)

@@ -36,4 +36,4 @@ def open_trace(path: Path, *, seed: int = 0) -> Trace:
             return SessionBlockTrace(file, seed)
         if fields.keys() >= {"s", "p", "k", "n", "o"}:
             return TokenTrace(file)
-    raise file.error(number, f"no trace format that is known; these are: {_FORMATS}")
+    raise file.error(number, f"no trace format that is known; these, in lines of JSON, are: {_FORMATS}")

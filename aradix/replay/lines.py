@@ -33,11 +33,13 @@ class TraceFile:
         """Each line that is not blank, with its number from 1.
 
         Raises:
-            ReplayError: no such file, or one that breaks off.
+            ReplayError: no such file, a pipe, or a file that breaks off.
         """
         number = 0
         try:
             with open(self.path, "rb") as raw:
+                if not raw.seekable():
+                    raise ReplayError(f"{self.path}: a pipe, but a trace is read more than once; give a regular file")
                 zipped = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
                 raw.seek(0)
                 with gzip.GzipFile(fileobj=raw) if zipped else nullcontext(raw) as text:
@@ -67,5 +69,7 @@ class TraceFile:
         """
         try:
             return decoder.decode(line)
+        except msgspec.ValidationError as error:
+            raise self.error(number, f"JSON, but not of this format: {error}") from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise self.error(number, error) from error
+            raise self.error(number, f"not JSON, which each line of a trace is: {error}") from error

@@ -12,6 +12,7 @@ from aradix.replay.driver import ReplayResult
 __all__ = ["as_json", "print_table"]
 
 _LEFT = frozenset({"policy"})
+_ANY_WIDTH = 10_000
 
 
 def as_json(result: ReplayResult, *, trace: str, capacity: str) -> str:
@@ -51,14 +52,16 @@ def _row(result: ReplayResult, capacity: str) -> dict[str, str]:
         "hit ratio": f"{result.hit_ratio:.4f}",
         "evicted": f"{result.evicted_tokens:,}",
         "waits": f"{result.num_waits:,}",
-        "lease p50 us": f"{result.lease_p50_us:,.0f}",
-        "lease p99 us": f"{result.lease_p99_us:,.0f}",
-        "requests/s": f"{result.requests_per_s:,.0f}",
+        "p50 us": f"{result.lease_p50_us:,.0f}",
+        "p99 us": f"{result.lease_p99_us:,.0f}",
+        "req/s": f"{result.requests_per_s:,.0f}",
     }
 
 
 def print_table(results: Sequence[tuple[str, ReplayResult]], *, title: str, file: IO[str]) -> None:
-    """All runs as a table; drawn by rich where it is installed and `file` is a terminal, plain otherwise.
+    """All runs as a table, "p50 us" and "p99 us" being of a lease, with every number whole.
+
+    Drawn by rich where it is installed and `file` is a terminal wide enough, plain otherwise.
 
     Args:
         results: the capacity each was asked for, and the run; at least one.
@@ -72,17 +75,24 @@ def print_table(results: Sequence[tuple[str, ReplayResult]], *, title: str, file
 
 def _print_rich(rows: Sequence[dict[str, str]], title: str, file: IO[str]) -> bool:
     try:
+        from rich import box
         from rich.console import Console
         from rich.table import Table
+        from rich.text import Text
     except ImportError:
         return False
-    table = Table(title=title, title_justify="left", title_style="")
-    for name in rows[0]:
-        table.add_column(name, justify="left" if name in _LEFT else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row.values())
-    Console(file=file).print(table)
-    return True
+    console = Console(file=file)
+    # The narrower gap is only for a table that does not fit otherwise: rich would cut its numbers.
+    for gap in (1, 0):
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap, 0, 0))
+        for name in rows[0]:
+            table.add_column(name, justify="left" if name in _LEFT else "right", no_wrap=True)
+        for row in rows:
+            table.add_row(*row.values())
+        if console.measure(table, options=console.options.update(width=_ANY_WIDTH)).maximum <= console.width:
+            console.print(Text(title), table, sep="\n")
+            return True
+    return False
 
 
 def _print_plain(rows: Sequence[dict[str, str]], title: str, file: IO[str]) -> None:

@@ -8,11 +8,15 @@ from dataclasses import dataclass
 
 from aradix.replay.request import ReplayError, Request
 
-__all__ = ["Survey", "endless_pages", "survey"]
+__all__ = ["Survey", "check_pool", "endless_pages", "survey"]
 
-# Measured at 134 M cached tokens: a token and its slot take 12 bytes, and the audit after the run copies them.
-_BYTES_PER_TOKEN = 40
+# Measured at 134 M cached tokens: a token and its slot take 12 bytes, and the audit after the run copies them. It also
+# counts the uses of every slot, and the allocator's tables have an entry a page.
+_BYTES_PER_CACHED_TOKEN = 32
+_BYTES_PER_SLOT = 8
 _BYTES_PER_PAGE = 32
+# Page ids are int32, and page 0 is padding.
+_MAX_PAGES = 2**31 - 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +55,34 @@ def endless_pages(found: Survey, page_size: int, *, concurrency: int, high_water
     """Pages of a pool in which nothing is ever evicted: an upper bound, not the least.
 
     Beside all that can be cached it holds the duplicates that requests in flight compute of each other's tokens, and
-    what the background evictor wants to see free.
-
-    Raises:
-        ReplayError: this machine's memory could not hold it.
+    what the background evictor wants to see free. Does not wait.
     """
     in_flight = concurrency * (-(-found.longest_tokens // page_size) + 1)
-    pages = int((found.distinct_pages + in_flight) / (1 - high_watermark)) + 1
-    size_bytes = pages * (page_size * _BYTES_PER_TOKEN + _BYTES_PER_PAGE)
+    return int((found.distinct_pages + in_flight) / (1 - high_watermark)) + 1
+
+
+def check_pool(num_pages: int, page_size: int, *, capacity: str, most_pages: int) -> None:
+    """See that this machine can hold a pool and what will be cached in it. Does not wait.
+
+    Args:
+        num_pages: of the pool.
+        page_size: in tokens.
+        capacity: the pool's size as it was asked for.
+        most_pages: so many pages would never fill: those of an endless pool.
+
+    Raises:
+        ReplayError: there can be no so large pool, or this machine's memory could not hold it.
+    """
+    if num_pages > _MAX_PAGES:
+        raise ReplayError(
+            f"--capacity {capacity}: {num_pages:,} pages of {page_size}, and a pool has at most {_MAX_PAGES:,}; "
+            f"give at most {_MAX_PAGES * page_size:,} tokens, or a larger --page-size"
+        )
+    cached_tokens = min(num_pages, most_pages) * page_size
+    size_bytes = num_pages * (page_size * _BYTES_PER_SLOT + _BYTES_PER_PAGE) + cached_tokens * _BYTES_PER_CACHED_TOKEN
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size_bytes > memory_bytes:
         raise ReplayError(
-            f"an endless cache of this trace may need {size_bytes / 1e9:.1f} GB, "
-            f"and there are {memory_bytes / 1e9:.1f} GB; give --capacity a number, or a --limit"
+            f"--capacity {capacity}: may need {size_bytes / 1e9:.1f} GB, "
+            f"and there are {memory_bytes / 1e9:.1f} GB; give fewer tokens, or a --limit"
         )
-    return pages
