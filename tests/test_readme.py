@@ -21,8 +21,8 @@ BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encod
 def test_the_first_example_prints_what_was_cached() -> None:
     done = subprocess.run([sys.executable, "-c", BLOCKS[0]], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.splitlines() == [
-        "0 of 100 tokens cached; compute into 100 slots",
-        "96 of 120 tokens cached; compute into 24 slots",
+        "0 of 100 tokens cached, 100 slots held",
+        "96 of 120 tokens cached, 120 slots held",
     ]
     assert done.stderr == ""
 

@@ -13,6 +13,7 @@ import torch
 
 from aradix.errors import ConfigError, DoubleFreeError, InvariantError, UsageError
 from aradix.memory.allocator import SlotAllocator
+from stress.device import VirtualDevice
 from tests.memory.bench import assert_sizes, sizes, taken
 
 # ---- construction
@@ -236,11 +237,21 @@ def test_free_leaves_the_callers_tensor_alone() -> None:
 def test_streams_without_events_are_refused_with_a_hint() -> None:
     allocator = SlotAllocator(8)
     slots = taken(allocator, 2)
-    stream: Any = object()
+    stream = VirtualDevice().stream()
     with pytest.raises(UsageError, match="event_factory"):
         allocator.free(slots, streams=(stream,))
     with pytest.raises(UsageError, match="event_factory"):
         allocator.record(stream)
+    assert_sizes(allocator, free=6, out=2)
+
+
+@pytest.mark.parametrize("event_factory", [None, VirtualDevice().event])
+def test_what_is_no_stream_is_refused_as_that(event_factory: Callable[[], Any] | None) -> None:
+    allocator = SlotAllocator(8, event_factory=event_factory)
+    slots = taken(allocator, 2)
+    stream: Any = object()
+    with pytest.raises(UsageError, match="no wait_event"):
+        allocator.free(slots, streams=(stream,))
     assert_sizes(allocator, free=6, out=2)
 
 
@@ -416,6 +427,14 @@ def test_the_audit_sees_a_page_in_two_places_and_a_page_in_none() -> None:
         allocator._table.states[int(slots[0 if state == 3 else 2])] = state
         with pytest.raises(InvariantError):
             allocator.check()
+
+
+def test_the_audit_sees_a_claimed_page_that_nobody_sends_to_limbo() -> None:
+    allocator = SlotAllocator(8)
+    slots = taken(allocator, 4)
+    allocator._table.claim(slots[:2].numpy())
+    with pytest.raises(InvariantError, match=r"2 pages .* never reached limbo"):
+        allocator.check()
 
 
 # ---- leaks

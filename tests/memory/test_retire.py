@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -234,3 +237,45 @@ def test_every_other_call_in_the_middle_of_a_step_is_refused(
     allocator.free(slots[:4], (events.device.stream(),))
     assert len(refused) == 1
     assert_sizes(allocator, retired=4, out=4)
+
+
+def interrupted_at(point: int, call: Callable[[], object], interrupt: Callable[[], object]) -> bool:
+    """Runs `call` with `interrupt` in its middle, at its `point`-th event, as a finaliser; False where it has fewer."""
+    left = point
+
+    def on_event(*_: object) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            interrupt()
+
+    sys.setprofile(on_event)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return left <= 0
+
+
+@pytest.mark.parametrize("carrying", [False, True])
+def test_the_audit_holds_wherever_a_finaliser_retires(carrying: bool) -> None:
+    """Whatever is still pending on the pages: those claimed meanwhile are out until the next call."""
+    bench = Bench()
+    allocator = bench.allocator
+    num_deferred = 0
+
+    for point in itertools.count(1):
+        bench.busy(bench.a, 5)
+        slots = taken(allocator, 8)
+        if carrying:
+            allocator.free(slots, (bench.a,))
+            slots = bench.taken_by(bench.b, 8)
+        reached = interrupted_at(point, allocator.check, functools.partial(allocator.retire, slots[:4]))
+        num_deferred += bool(allocator._returned)
+        if not reached:
+            break
+        allocator.free(slots[4:])
+        bench.device.advance(100)
+        allocator.reclaim()
+        assert_sizes(allocator, free=8)
+    assert num_deferred > 5

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aradix.cli import main
-from aradix.errors import InvariantError
+from aradix.errors import ConfigError, InvariantError
 from tests.replay.traces import mooncake_line, write_lines
 
 PROMPTS = [[0, 1, 2], [0, 1, 3], [4], [0, 1, 2], [5, 6], [0, 1, 2]]
@@ -58,6 +60,18 @@ def test_a_line_of_json_for_each_policy_and_capacity(capsys: pytest.CaptureFixtu
         assert run["hit_ratio"] == pytest.approx(run["hit_tokens"] / run["input_tokens"], abs=1e-6)
     endless = runs[2]
     assert (endless["hit_tokens"], endless["evicted_tokens"]) == (8 * 512, 0)
+
+
+def test_the_same_run_is_made_once(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
+    runs = lines_of(capsys, trace, "--capacity", "2048,2.048e3, INF,1e400,infinity", "--policy", "lru, lru,slru")
+    assert [(run["policy"], run["capacity"]) for run in runs] == [
+        (policy, capacity) for policy in ("lru", "slru") for capacity in ("2048", "inf")
+    ]
+
+
+def test_every_spelling_of_endless_is_shown_as_that(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
+    assert main(["replay", str(trace), "--capacity", "1e400"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].split()[:2] == ["lru", "endless"]
 
 
 def test_the_last_block_weighs_its_real_length(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -131,8 +145,11 @@ def test_the_plot_is_saved(capsys: pytest.CaptureFixture[str], trace: Path, tmp_
         (["--page-size", "0"], "at least 1"),
         (["--page-size", "96"], "blocks of 512"),
         (["--page-size", "1024"], "blocks of 512"),
-        (["--policy", "best"], "best"),
-        (["--policy", "lru,"], "''"),
+        (["--capacity", "1e13"], "--capacity 1e13: 19,531,250,000 pages of 512, and a pool has at most"),
+        (["--capacity", "1e308"], "--capacity 1e308"),
+        (["--capacity", "1e12"], "--capacity 1e12: may need "),
+        (["--policy", "best"], "argument --policy: 'best' is none of lru, lfu, slru, fifo, mru, filo, priority"),
+        (["--policy", "lru,"], "argument --policy: '' is none of"),
         (["--concurrency", "0"], "at least 1"),
         (["--watermarks", "0.2"], "LOW:HIGH"),
         (["--watermarks", "0.2:0.1"], "LOW <= HIGH"),
@@ -154,7 +171,47 @@ def test_bad_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert f"{tmp_path}/none: No such file" in complaint(capsys, "replay", tmp_path / "none")
     assert f"{tmp_path}/none: No such file" in complaint(capsys, "replay", "--arrivals", tmp_path / "none")
     path = write_lines(tmp_path / "t", [mooncake_line([1]), "{broken"])
-    assert f"{path}:2: " in complaint(capsys, "replay", path)
+    assert f"{path}:2: not JSON" in complaint(capsys, "replay", path)
+    path = write_lines(tmp_path / "t", [mooncake_line([1]), "[]"])
+    assert f"{path}:2: JSON, but not of this format: Expected" in complaint(capsys, "replay", path)
+
+
+@pytest.mark.parametrize("option", [[], ["--arrivals"]])
+def test_a_pipe_is_refused_with_what_to_do(capsys: pytest.CaptureFixture[str], option: list[str]) -> None:
+    reading, writing = os.pipe()
+    try:
+        said = complaint(capsys, "replay", *option, f"/dev/fd/{reading}")
+    finally:
+        os.close(reading)
+        os.close(writing)
+    assert said == f"aradix: /dev/fd/{reading}: a pipe, but a trace is read more than once; give a regular file\n"
+
+
+def test_a_core_that_is_not_there_names_its_option(
+    capsys: pytest.CaptureFixture[str], trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(tree_core: str, **_settings: object) -> None:
+        raise ConfigError(f"no {tree_core}")
+
+    monkeypatch.setattr("aradix.replay.command.make_core", missing)
+    assert complaint(capsys, "replay", trace, "--core", "cpp") == "aradix: --core cpp: no cpp\n"
+
+
+def test_too_little_memory_is_bad_input(
+    capsys: pytest.CaptureFixture[str], trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def large(*_args: object) -> None:
+        raise MemoryError("Unable to allocate 6.98 GiB")
+
+    monkeypatch.setattr("aradix.replay.command.replay", large)
+    assert "--capacity 2048: out of memory" in complaint(capsys, "replay", trace, "--capacity", "2048")
+
+
+def test_help_lists_the_policies(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["replay", "--help"])
+    assert exit_.value.code == 0
+    assert "lru, lfu, slru, fifo, mru, filo, priority" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_cache_that_is_not_whole_afterwards_is_status_1(
@@ -173,8 +230,16 @@ def test_a_command_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "'reply'" in complaint(capsys, "reply")
 
 
-def test_it_runs_as_a_program(trace: Path) -> None:
-    argv = [sys.executable, "-m", "aradix.cli", "replay", str(trace), "--json", "--capacity", "100"]
+def test_it_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["--version"])
+    assert exit_.value.code == 0
+    assert capsys.readouterr().out == f"aradix {version('aradix')}\n"
+
+
+@pytest.mark.parametrize("module", ["aradix", "aradix.cli"])
+def test_it_runs_as_a_program(trace: Path, module: str) -> None:
+    argv = [sys.executable, "-m", module, "replay", str(trace), "--json", "--capacity", "100"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "aradix: --capacity 100: less than one page of 512 tokens\n"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -71,7 +73,7 @@ def test_the_plain_table_lines_up() -> None:
     print_table([("1e3", result()), ("inf", result("slru", 10**6))], title="the title", file=file)
     title, *lines = file.getvalue().splitlines()
     assert title == "the title"
-    assert " ".join(lines[0].split()) == "policy capacity hit ratio evicted waits lease p50 us lease p99 us requests/s"
+    assert " ".join(lines[0].split()) == "policy capacity hit ratio evicted waits p50 us p99 us req/s"
     assert lines[1].split() == ["lru", "1,024", "0.7500", "12,345", "3", "12", "1,234", "20"]
     assert lines[2].split()[:2] == ["slru", "endless"]
     assert len({len(line) for line in lines}) == 1
@@ -82,7 +84,29 @@ def test_on_a_terminal_rich_draws_it() -> None:
     print_table([("1e3", result())], title="the title", file=file)
     assert "the title" in file.getvalue()
     assert "0.7500" in file.getvalue()
-    assert "┃" in file.getvalue()
+    assert "──" in file.getvalue()
+
+
+LARGE = dataclasses.replace(
+    result("priority", 10**8 // 16), evicted_tokens=3_456_789_012, num_waits=123_456, lease_p99_us=123_456.0
+)
+SMALL = dataclasses.replace(result(), evicted_tokens=206_789)
+
+
+@pytest.mark.parametrize("columns", [40, 72, 80, 200])
+@pytest.mark.parametrize("run", [SMALL, LARGE])
+def test_a_terminal_shows_every_number_whole(monkeypatch: pytest.MonkeyPatch, columns: int, run: ReplayResult) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    file, plain = Terminal(), io.StringIO()
+    print_table([("1e8", run)], title="[bold].jsonl: 6 requests", file=file)
+    print_table([("1e8", run)], title="[bold].jsonl: 6 requests", file=plain)
+    shown = re.sub(r"\x1b\[[\d;]*m", "", file.getvalue())
+    title, heads, *_, row = shown.splitlines()
+    assert title.rstrip() == "[bold].jsonl: 6 requests"
+    assert [heads.split(), row.split()] == [line.split() for line in plain.getvalue().splitlines()[1:]]
+    drawn = "──" in shown
+    assert drawn == (columns >= 80 or (columns, run) == (72, SMALL))
+    assert not drawn or max(map(len, shown.splitlines())) <= columns
 
 
 def test_without_rich_there_is_a_plain_table_and_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:

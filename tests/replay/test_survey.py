@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aradix.replay.request import ReplayError, Request
-from aradix.replay.survey import Survey, endless_pages, survey
+from aradix.replay.survey import Survey, check_pool, endless_pages, survey
 from aradix.replay.workload import BuiltInWorkload
 from tests.replay.traces import block_request, token_request
 
@@ -57,9 +57,23 @@ def test_an_endless_pool_leaves_room_for_flights_and_watermarks() -> None:
 
 def test_what_memory_cannot_hold_is_refused() -> None:
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    found = Survey(num_requests=1, input_tokens=1, longest_tokens=1, distinct_pages=memory_bytes // 16)
+    pages = min(memory_bytes // 64, 2**31 - 2)
+    page_size = -(-memory_bytes // (8 * pages))
+    with pytest.raises(ReplayError, match=r"--capacity 1e12: may need .* GB"):
+        check_pool(pages, page_size, capacity="1e12", most_pages=0)
+
+
+def test_a_pool_that_cannot_be_filled_need_not_fit_as_if_it_were() -> None:
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    pages = memory_bytes // (4096 * 16)
+    check_pool(pages, 4096, capacity="n", most_pages=100)
     with pytest.raises(ReplayError, match="GB"):
-        endless_pages(found, 1, concurrency=1, high_watermark=0.0)
+        check_pool(pages, 4096, capacity="n", most_pages=pages)
+
+
+def test_page_ids_have_an_end() -> None:
+    with pytest.raises(ReplayError, match=r"--capacity 1e12: 62,500,000,000 pages of 16.* 34,359,738,336 tokens"):
+        check_pool(62_500_000_000, 16, capacity="1e12", most_pages=1)
 
 
 def test_outputs_count_only_when_they_are_inserted() -> None:

@@ -25,6 +25,7 @@ FLOORS = {
     "adapters": 3,
     "replay": 3,
     "cli": 4,
+    "__main__": 5,
     "engine": 4,
 }
 FACADE_FLOOR = 2

@@ -1,0 +1,338 @@
+"""A world from a seed: small, crowded and unkind.
+
+The pool is too small for what is asked, prompts share prefixes that end in the middle of pages and of each other, and a
+few are asked for again and again. An emphasis shifts the weights; the rest stays, so that any world can show anything.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from stress.harness.request import LEAVE_LAST, LONG, NARROW, NO_STORE
+from stress.harness.worlds import Act, Fault, World
+
+__all__ = ["EMPHASES", "Emphasis", "make_world"]
+
+_FIELDS: tuple[tuple[str | int | None, ...], ...] = (
+    (),
+    ("x",),
+    (None, "x"),
+    ("ab", "c"),
+    ("a", "bc"),
+    (None, None, 1),
+    (None, None, "1"),
+    ("x", None, 7),
+    (None, None, None, None, "x"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emphasis:
+    """What a world has more of. Weights are relative; `acts` and `steps` change single ones.
+
+    Args:
+        name: of the emphasis.
+        acts: weights of what tasks do.
+        steps: weights of what requests do.
+        reserve: how often a request waits to be entered with all its slots.
+        impatient: how often an allocation is bounded in time.
+        namespaces: how many there are at most; at least half as many.
+        streams: the numbers of streams to choose from.
+        long: how often the kernels of a request take long.
+        pages: the smallest and the largest pool.
+        holding: how often a request lets others run before its next step, while it holds what it has.
+        abrupt: how often a release comes in one step with the cancellation of somebody who waits.
+        keeps_pins: how often the cache lets those that wait to be entered keep their pins.
+        prompts: the fewest and the most.
+        length: the fewest and the most acts of a task.
+        churn: whether eviction goes against what is used, so that what was just found is soon gone.
+        faults: whether something is planned to break.
+    """
+
+    name: str
+    acts: Mapping[str, float]
+    steps: Mapping[str, float]
+    reserve: float = 0.35
+    impatient: float = 0.2
+    namespaces: int = 2
+    streams: tuple[int, ...] = (0, 1, 1, 2, 2)
+    long: float = 0.1
+    pages: tuple[int, int] = (5, 20)
+    holding: float = 0.4
+    abrupt: float = 0.5
+    keeps_pins: float = 0.6
+    prompts: tuple[int, int] = (5, 10)
+    length: tuple[int, int] = (2, 5)
+    churn: bool = False
+    faults: bool = False
+
+
+_ACTS: Mapping[str, float] = {
+    "request": 10,
+    "flush": 0.5,
+    "reload": 0.3,
+    "evict": 1.2,
+    "peek": 0.8,
+    "exclusive": 0.8,
+    "pinned": 1,
+    "insert": 1.2,
+    "pause": 1,
+    "tick": 0.4,
+    "cancel": 0.8,
+}
+_STEPS: Mapping[str, float] = {
+    "grow": 6,
+    "commit": 4,
+    "decode": 2,
+    "read": 1.2,
+    "truncate": 0.6,
+    "fork": 0.5,
+    "pause": 2.5,
+    "tick": 0.6,
+    "cancel": 0.5,
+}
+
+_POLICIES = ("lru", "lru", "lfu", "slru", "fifo", "mru", "filo", "priority")
+
+EMPHASES: Mapping[str, Emphasis] = {
+    each.name: each
+    for each in (
+        Emphasis(name="plain", acts=_ACTS, steps=_STEPS),
+        Emphasis(name="faults", acts=_ACTS, steps=_STEPS, faults=True),
+        Emphasis(
+            name="waiting",
+            acts={**_ACTS, "cancel": 3, "exclusive": 0.3},
+            steps={**_STEPS, "grow": 9, "decode": 3, "cancel": 2, "pause": 4},
+            reserve=0.1,
+            impatient=0.15,
+            pages=(4, 9),
+            holding=0.8,
+            abrupt=1.0,
+            length=(6, 12),
+        ),
+        Emphasis(
+            name="admission",
+            acts={**_ACTS, "cancel": 4, "exclusive": 0.3},
+            steps={**_STEPS, "cancel": 2.5, "pause": 4},
+            reserve=0.8,
+            pages=(4, 9),
+            holding=0.8,
+            abrupt=1.0,
+            keeps_pins=0.95,
+            length=(6, 12),
+        ),
+        Emphasis(
+            name="retract",
+            acts={"request": 10, "pause": 1, "evict": 0.3, "flush": 0.2, "cancel": 0.2},
+            steps={**_STEPS, "grow": 10, "decode": 6, "cancel": 0.1},
+            reserve=0.1,
+            impatient=0.05,
+            pages=(4, 10),
+            holding=0.8,
+        ),
+        Emphasis(
+            name="gates",
+            acts={**_ACTS, "exclusive": 6, "cancel": 3},
+            steps={**_STEPS, "cancel": 1.5, "pause": 4},
+            holding=0.7,
+            length=(3, 7),
+        ),
+        Emphasis(
+            name="low level",
+            acts={**_ACTS, "insert": 9, "evict": 6, "flush": 1.5, "pinned": 2, "request": 5},
+            steps=_STEPS,
+            churn=True,
+            length=(7, 14),
+        ),
+        Emphasis(
+            name="churn",
+            acts={"request": 10, "evict": 7, "flush": 2, "pause": 2, "insert": 2, "pinned": 2},
+            steps=_STEPS,
+            reserve=0.05,
+            churn=True,
+            length=(6, 14),
+        ),
+        Emphasis(
+            name="branches",
+            acts={"request": 10, "evict": 8, "pause": 3, "insert": 4},
+            steps={"grow": 4, "commit": 6, "decode": 2, "fork": 1},
+            reserve=0.05,
+            pages=(12, 30),
+            holding=0.2,
+            length=(6, 12),
+        ),
+        Emphasis(
+            name="crowd",
+            acts={"request": 10, "pause": 0.5, "evict": 1, "flush": 0.3, "peek": 0.5},
+            steps={**_STEPS, "grow": 8, "commit": 6},
+            reserve=0.1,
+            pages=(8, 24),
+            holding=0.8,
+            prompts=(2, 4),
+            length=(5, 10),
+        ),
+        Emphasis(
+            name="namespaces", acts={**_ACTS, "reload": 1}, steps=_STEPS, namespaces=9, prompts=(1, 2), length=(4, 8)
+        ),
+        Emphasis(
+            name="streams",
+            acts={**_ACTS, "evict": 2},
+            steps={**_STEPS, "read": 7},
+            streams=(2,),
+            long=0.4,
+            pages=(4, 12),
+            length=(4, 8),
+        ),
+    )
+}
+
+
+def make_world(seed: int, emphasis: str = "plain") -> World:
+    """The world of that seed. Pure: the same seed and emphasis give the same world.
+
+    Raises:
+        KeyError: no such emphasis.
+    """
+    stress = EMPHASES[emphasis]
+    rng = random.Random(f"{seed} {emphasis}")
+    page_size = rng.choice((1, 1, 2, 4))
+    num_tasks = rng.randint(4, 9)
+    num_pages = rng.randint(*stress.pages) * (2 if page_size == 1 else 1)
+    low = rng.choice((0.0, 0.3, 0.5) if stress.churn else (0.0, 0.0, 0.05, 0.2))
+    fields = list(_FIELDS)
+    rng.shuffle(fields)
+    num_streams = rng.choice(stress.streams)
+    world = World(
+        seed=seed,
+        backend="trio" if seed % 8 == 7 else "asyncio",
+        page_size=page_size,
+        num_pages=num_pages,
+        low_watermark=low,
+        high_watermark=0.0 if low == 0 else min(1.0, low + rng.choice((0.0, 0.1, 0.3))),
+        policy=rng.choice(("mru", "filo") if stress.churn else _POLICIES),
+        evict_unit="node" if rng.random() < 0.25 else "page",
+        waiters_keep_pins=rng.random() < stress.keeps_pins,
+        num_streams=num_streams,
+        extra_stream=num_streams > 0 and rng.random() < 0.4,
+        slow=rng.choice((1, 3, 8)),
+        check_every=rng.choice((10, 50, 50)),
+        namespaces=tuple(fields[: rng.randint((stress.namespaces + 1) // 2, stress.namespaces)]),
+    )
+    world = replace(world, keys=_make_keys(rng, world, rng.randint(*stress.prompts)))
+    if stress.faults:
+        fault: Fault = "record" if num_streams and rng.random() < 0.5 else "policy"
+        world = replace(world, fault=fault, fault_at=rng.randint(3, 80))
+    return replace(world, tasks=tuple(_make_task(rng, stress, world, num_tasks) for _ in range(num_tasks)))
+
+
+def _make_keys(rng: random.Random, world: World, num_prompts: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Prompts over few tokens: shared prefixes, cuts at every place of a page, forks just before and after them."""
+    page_size, pool = world.page_size, world.num_pages * world.page_size
+    most = max(2, min(32, int(pool * rng.uniform(0.3, 0.9))))
+    trunks = [[rng.randrange(3) for _ in range(most)] for _ in range(2)]
+    keys = []
+    for _ in range(num_prompts):
+        trunk = rng.choice(trunks)
+        cut = rng.randint(0, most)
+        if rng.random() < 0.5:
+            cut = cut // page_size * page_size
+        tail = [rng.randrange(4) for _ in range(rng.randint(0, max(1, most - cut)))]
+        tokens = [*trunk[:cut], *tail][:most] or [0]
+        keys.append((rng.randrange(len(world.namespaces)), tuple(tokens)))
+    if rng.random() < 0.1:
+        keys.append((0, tuple(rng.randrange(3) for _ in range(pool + page_size))))
+    # Every namespace has one prompt in common: what must never meet would meet here.
+    shared = keys[0][1]
+    keys.extend((index, shared) for index in range(len(world.namespaces)))
+    return tuple(keys)
+
+
+def _pick(rng: random.Random, weights: Mapping[str, float]) -> str:
+    return rng.choices(list(weights), list(weights.values()))[0]
+
+
+def _key(rng: random.Random, world: World) -> int:
+    """A prompt; the first two are hot."""
+    return rng.randrange(2) if rng.random() < 0.4 else rng.randrange(len(world.keys))
+
+
+def _make_task(rng: random.Random, stress: Emphasis, world: World, num_tasks: int) -> tuple[Act, ...]:
+    acts = []
+    if rng.random() < 0.5:
+        acts.append(Act("pause", (rng.randint(0, 3),)))
+    acts.extend(_make_act(rng, stress, world, num_tasks) for _ in range(rng.randint(*stress.length)))
+    return tuple(acts)
+
+
+def _make_act(rng: random.Random, stress: Emphasis, world: World, num_tasks: int) -> Act:
+    name = _pick(rng, stress.acts)
+    key = _key(rng, world)
+    if name == "request":
+        return _make_request(rng, stress, world, num_tasks, key)
+    args: tuple[int, ...]
+    if name in ("flush", "reload"):
+        args = (rng.randint(-1 if name == "flush" else 0, len(world.namespaces) - 1),)
+    elif name == "evict":
+        args = (rng.choice((1, 2, world.page_size, rng.randint(1, world.num_pages * world.page_size))),)
+    elif name == "exclusive":
+        args = (key, rng.randrange(64) if rng.random() < 0.6 else 0, rng.randint(0, 2), rng.randrange(2))
+    elif name == "pinned":
+        args = (key, rng.randint(0, 2), rng.choice((0, 0, 1, 2)), rng.randrange(2))
+    elif name == "insert":
+        args = (key, rng.randrange(64), rng.randrange(2), rng.randint(0, 1))
+    elif name == "peek":
+        args = (key,)
+    elif name == "cancel":
+        args = (rng.choice((0, 0, 1, rng.randrange(num_tasks))),)
+    else:
+        args = (rng.randint(0, 3),)
+    return Act(name, args)
+
+
+def _make_request(rng: random.Random, stress: Emphasis, world: World, num_tasks: int, key: int) -> Act:
+    flags = 0
+    for flag, chance in ((NO_STORE, 0.08), (LEAVE_LAST, 0.2), (NARROW, 0.3), (LONG, stress.long)):
+        flags |= flag if rng.random() < chance else 0
+    reserve = rng.randint(1, 9) if rng.random() < stress.reserve else 0
+    steps = _make_steps(rng, stress, num_tasks, len(world.keys[key][1]), depth=0)
+    return Act("request", (key, flags, rng.randrange(3), reserve, rng.randint(0, 2)), steps)
+
+
+def _make_steps(rng: random.Random, stress: Emphasis, num_tasks: int, num_tokens: int, depth: int) -> tuple[Act, ...]:
+    steps = []
+    if rng.random() < 0.5:  # in one go, so that decoding is reached
+        steps += [Act("grow", (num_tokens, 0)), Act("pause", (rng.randint(0, 2),)), Act("commit", (0,))]
+    for _ in range(rng.randint(1, 6)):
+        if rng.random() < stress.holding:
+            steps.append(Act("pause", (rng.choice((0, 1, 1, 2)),)))
+        name = _pick(rng, stress.steps)
+        impatient = 0
+        if rng.random() < stress.impatient:
+            impatient = rng.choice((-1, 1, 2, 6))
+        if name == "grow":
+            steps.append(Act(name, (rng.randint(1, max(1, num_tokens)), impatient)))
+        elif name == "commit":
+            steps.append(Act(name, (rng.choice((0, 0, 1, 2)),)))
+        elif name == "decode":
+            steps.append(Act(name, (rng.randint(1, 4), rng.randrange(3), impatient)))
+        elif name == "read":
+            steps.append(Act(name, (rng.randrange(3), int(rng.random() < stress.long))))
+        elif name == "truncate":
+            steps.append(Act(name, (rng.randint(1, 5),)))
+        elif name == "fork":
+            if depth < 2:
+                steps.append(Act(name, (), _make_steps(rng, stress, num_tasks, num_tokens, depth + 1)))
+        elif name == "cancel":
+            steps.append(Act(name, (rng.choice((0, 0, 1, rng.randrange(num_tasks))),)))
+        else:
+            steps.append(Act(name, (rng.randint(0, 3),)))
+    end = rng.random()
+    if end < 0.06:
+        steps.append(Act("drop"))
+    elif end < 0.16:
+        steps.append(Act("orphan", (rng.randint(0, 4),)))
+    elif rng.random() < stress.abrupt:
+        steps.append(Act("release", (rng.choice((1, -1)) * rng.choice((1, 1, 2, 3)),)))
+    return tuple(steps)

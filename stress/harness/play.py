@@ -1,0 +1,200 @@
+"""Plays a world: builds the cache over the virtual device, runs the tasks, and looks at what is left."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import warnings
+import zlib
+from collections.abc import Callable, Iterator, Sized
+from contextlib import contextmanager
+
+import anyio
+
+from aradix import CacheInitParams, SlotAllocator
+from stress.device import VirtualEvent
+from stress.harness.book import Book
+from stress.harness.builder import Builder
+from stress.harness.compare import play_compared
+from stress.harness.errands import Worker
+from stress.harness.faults import BreakingEvents, BrokenDeviceError, BrokenPolicy, BrokenPolicyError
+from stress.harness.kernels import Kernels
+from stress.harness.outcome import Failure, Outcome, judge
+from stress.harness.site import Site, radix_key
+from stress.harness.worlds import World
+from stress.schedules import Chooser, Seeded, attempt
+
+__all__ = ["play", "play_shared"]
+
+_MAX_STEPS = 60_000
+
+
+def play(world: World, *, chooser: Chooser | None = None, builder: Builder | None = None) -> Outcome:
+    """Runs a world of any kind, and says what was wrong. Takes no real time to wait.
+
+    Args:
+        world: the scenario.
+        chooser: of the schedule; drawn from the world's seed by default.
+        builder: of the cache.
+    """
+    chooser = Seeded(world.seed) if chooser is None else chooser
+    builder = builder or Builder()
+    if world.kind == "shared":
+        return play_shared(world, chooser, builder)
+    return play_compared(world, chooser, builder)
+
+
+def play_shared(world: World, chooser: Chooser, builder: Builder) -> Outcome:
+    """Runs a world of the kind `"shared"`."""
+    with warnings.catch_warnings(record=True) as warned, _listening() as logged:
+        warnings.simplefilter("always")
+        run = _Run(world, builder, warned)
+        done = attempt(run.main, backend=world.backend, chooser=chooser, max_steps=_MAX_STEPS)
+        choices, num_steps = done.choices, done.num_steps
+        failure = run.judge(done.error, logged, sum(issubclass(each.category, ResourceWarning) for each in warned))
+        if failure is not None or (world.fault and run.num_dropped):
+            del done
+            gc.collect()  # leases that only the error's frames still hold, whose warnings belong to this run
+    history = tuple(map(str, run.site.history)) if run.site is not None else ()
+    num_acts = run.site.num_acts if run.site is not None else 0
+    return Outcome(failure, choices, num_steps, num_acts, zlib.crc32("\n".join(history).encode()), history)
+
+
+class _Listener(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        self.found.append(record.getMessage() if error is None else f"{record.getMessage()}: {error!r}")
+
+
+@contextmanager
+def _listening() -> Iterator[list[str]]:
+    """What the library logs instead of raising: nobody would have heard of it."""
+    listener, logger = _Listener(), logging.getLogger("aradix")
+    propagates, logger.propagate = logger.propagate, False
+    logger.addHandler(listener)
+    try:
+        yield listener.found
+    finally:
+        logger.removeHandler(listener)
+        logger.propagate = propagates
+
+
+class _Run:
+    def __init__(self, world: World, builder: Builder, warned: Sized) -> None:
+        self.world = world
+        self.site: Site | None = None
+        self.book = Book(world.num_pages * world.page_size, world.page_size)
+        self._builder = builder
+        self._warned = warned
+        self._fault: BrokenPolicy | BreakingEvents | None = None
+
+    @property
+    def num_dropped(self) -> int:
+        return self.site.num_dropped if self.site is not None else 0
+
+    async def main(self) -> None:
+        world = self.world
+        kernels = Kernels(world, self.book)
+        make_event: Callable[[], VirtualEvent] | None = kernels.event_factory()
+        if make_event is not None and world.fault == "record":
+            # The cache tries each stream once as it is built.
+            make_event = self._fault = BreakingEvents(make_event, world.fault_at + world.num_streams)
+        allocator = self._builder.allocator(world, kernels.device, make_event)
+        policy: object = world.policy
+        if world.fault == "policy":
+            policy = self._fault = BrokenPolicy(world.policy, world.fault_at)
+        cache = self._builder.cache(
+            CacheInitParams(
+                allocator=allocator,
+                page_size=world.page_size,
+                eviction_policy=policy,
+                evict_unit=world.evict_unit,
+                low_watermark=world.low_watermark,
+                high_watermark=world.high_watermark,
+                streams=tuple(kernels.streams),
+                waiters_keep_pins=world.waiters_keep_pins,
+                clock=kernels.device.clock.time,
+            )
+        )
+        try:
+            async with cache:
+                async with anyio.create_task_group() as around:
+                    around.start_soon(kernels.run_clock, name="device clock")
+                    async with anyio.create_task_group() as tasks:
+                        site = self.site = Site(
+                            world, self.book, kernels, allocator, cache, tasks, self._fault, self._warned
+                        )
+                        for number, acts in enumerate(world.tasks):
+                            worker = Worker(site, number)
+                            tasks.start_soon(worker.run, acts, name=f"task {number}")
+                    around.cancel_scope.cancel()
+                if not world.fault:
+                    await self._look_at_rest(site)
+        finally:
+            if self.book.violation is None and self.site is not None:
+                self._look_after_close(kernels, allocator)
+
+    async def _look_at_rest(self, site: Site) -> None:
+        """All is released: every slot is free or cached, what is cached is right, and no gate stands."""
+        book, cache, allocator = self.book, site.cache, site.allocator
+        await site.pause(2)  # for what the cache does by itself
+        site.kernels.finish()
+        allocator.reclaim()
+        site.audit()
+        site.check_sums()
+        stats = cache.stats()
+        if stats.evictable and stats.free + stats.fenced < int(self.world.low_watermark * stats.num_slots):
+            raise book.fail("evictor", f"the pool is below its low watermark, and stays there: {stats}")
+        if stats.free + stats.evictable != stats.num_slots or stats.num_slot_waiters or stats.num_leases:
+            raise book.fail("leak", f"all is released, but {stats}")
+        for namespace in {site.key(index)[0]: None for index in range(len(self.world.keys))}:
+            async with cache.exclusive(radix_key((), namespace)):
+                pass
+        for index in range(len(self.world.keys)):
+            namespace, tokens = site.key(index)
+            record, since = book.new("lease", namespace), book.since(namespace, tokens)
+            async with cache.lease(radix_key(tokens, namespace)) as lease:
+                slots: list[int] = lease.slots.tolist()
+                book.matched(record, since, tokens, slots, len(tokens))
+                site.kernels.read(site.kernels.stream(0), slots, record.contents, f"{record} at the end")
+                book.released(record)
+        site.kernels.finish()
+        left = cache.stats().evictable
+        freed = (await cache.flush()).num_freed_tokens
+        allocator.reclaim()
+        everything = allocator.alloc(allocator.num_slots)
+        if everything is None or freed != left:
+            raise book.fail("leak", f"{freed} of {left} evictable tokens came back with a flush: {cache.stats()}")
+        allocator.free(everything)
+        site.audit()
+
+    def _look_after_close(self, kernels: Kernels, allocator: SlotAllocator) -> None:
+        kernels.finish()
+        # An event that could not be recorded quarantines its slots: for good, but only these.
+        allocator.reclaim()
+        allocator.check()
+        lost = allocator.quarantined_size()
+        if self._fault is not None and self._fault.raised and self.num_dropped:
+            return  # the error's frames may still hold a lease that was dropped
+        if allocator.available_size() + lost != allocator.num_slots or (lost and self.world.fault != "record"):
+            raise self.book.fail("leak", f"the cache is closed, but {allocator!r} has {lost} in quarantine")
+
+    def judge(self, error: BaseException | None, logged: list[str], num_warnings: int) -> Failure | None:
+        """What a run's end says."""
+        found = self.book.violation
+        if found is not None:
+            return Failure(found.oracle, found.message)
+        if logged:
+            return Failure("logged", logged[0])
+        failure = judge(error, (BrokenDeviceError, BrokenPolicyError) if self.world.fault else ())
+        if failure is not None:
+            return failure
+        if self._fault is not None and self._fault.raised and error is None:
+            return Failure("error", f"a fault ({self.world.fault}) struck, but the run ended as if it had not")
+        if num_warnings != self.num_dropped and not self.world.fault:
+            return Failure("leak", f"{self.num_dropped} leases were dropped, and {num_warnings} ResourceWarnings given")
+        return None

@@ -1,0 +1,12 @@
+"""All planted faults, in the order in which tables show them."""
+
+from __future__ import annotations
+
+from stress.planted.memory import MEMORY
+from stress.planted.plant import Plant
+from stress.planted.shell import SHELL
+from stress.planted.tree import TREE
+
+__all__ = ["CATALOG"]
+
+CATALOG: tuple[Plant, ...] = (*MEMORY, *SHELL, *TREE)
