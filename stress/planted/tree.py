@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -26,7 +27,8 @@ class _WorseTree(Builder):
         self._worse = worse
 
     def cache(self, params: CacheInitParams) -> RadixCache:
-        cache = RadixCache(params)
+        # The reference core is the one that can be made worse from outside.
+        cache = RadixCache(replace(params, tree_core="python"))
         become(cache._core, self._worse)
         return cache
 
