@@ -82,13 +82,16 @@ class Worker:
         """`evict(tokens)`."""
         site = self._site
         page_size = site.world.page_size
+        lost_before = site.cache.stats().quarantined
         with site.operation(self._name, f"evict({num_tokens})") as noted:
             freed = (await site.cache.evict(EvictParams(num_tokens))).num_freed_tokens
             noted.result = f"{freed} freed"
         wanted, left = -(-num_tokens // page_size) * page_size, site.cache.evictable_size()
+        # What went into quarantine was evicted, but did not come back.
+        gone = freed + site.cache.stats().quarantined - lost_before
         # Who waits may have let go of pins meanwhile, so that something is evictable again.
-        if (freed < wanted and left and not site.book.num_in_flight) or (
-            freed > wanted and site.world.evict_unit == "page"
+        if (gone < wanted and left and not site.book.num_in_flight) or (
+            gone > wanted and site.world.evict_unit == "page"
         ):
             raise site.book.fail("sum", f"evict({num_tokens}) freed {freed} tokens, and {left} are evictable after it")
 

@@ -94,9 +94,7 @@ def test_bench_measures_and_draws_the_figure_named(tmp_path: Path, capsys: pytes
     assert "<svg" in picture.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    "options", [["nothing"], ["lease", "eviction", "--plot", "a.svg"], ["lease", "--plot", "a.txt"]]
-)
+@pytest.mark.parametrize("options", ["nothing", "lease eviction --plot a.svg", "lease --plot a.txt"])
 def test_bench_refuses_what_it_cannot_draw(options: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", *options.split()]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1

@@ -1,0 +1,53 @@
+"""Operations and schedule both drawn by hypothesis, so that both shrink: to fewer acts, and towards the plain order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from stress.harness.generate import EMPHASES, make_world
+from stress.harness.play import play
+from stress.harness.worlds import World
+from stress.planted.catalog import CATALOG
+from tests.support.schedules import Drawn
+
+UNHURRIED = settings(
+    max_examples=200,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
+)
+
+
+@st.composite
+def worlds(draw: st.DrawFn, emphases: tuple[str, ...]) -> World:
+    """The setting of some seed, with tasks made anew of the acts that were in it."""
+    world = make_world(draw(st.integers(0, 10_000)), draw(st.sampled_from(emphases)))
+    acts = [act for task in world.tasks for act in task]
+    tasks = draw(st.lists(st.lists(st.sampled_from(acts), max_size=4), min_size=1, max_size=4))
+    return replace(world, backend="asyncio", fault="", tasks=tuple(map(tuple, tasks)))
+
+
+EMPHASES_WITHOUT_FAULTS = tuple(name for name in EMPHASES if name != "faults")
+
+
+@UNHURRIED
+@given(world=worlds(EMPHASES_WITHOUT_FAULTS), data=st.data())
+def test_no_order_of_no_operations_breaks_the_cache(world: World, data: st.DataObject) -> None:
+    assert play(world, chooser=Drawn(data)).failure is None
+
+
+@pytest.mark.parametrize("name", ["counter not moved on split", "namespace joined as a string"])
+def test_a_planted_fault_is_found_this_way(name: str) -> None:
+    plant = next(plant for plant in CATALOG if plant.name == name)
+
+    @settings(UNHURRIED, max_examples=300, phases=[Phase.generate], database=None, derandomize=True)
+    @given(world=worlds((plant.emphasis,)), data=st.data())
+    def search(world: World, data: Any) -> None:
+        assert play(world, chooser=Drawn(data), builder=plant.builder).failure is None
+
+    with pytest.raises(AssertionError):
+        search()
