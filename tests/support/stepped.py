@@ -28,19 +28,23 @@ class _Shutter:
     def __init__(self, inner: Any) -> None:
         self.inner = inner
         self.num_shown = 0
+        self.handles: list[asyncio.Handle] = []
 
     def __len__(self) -> int:
         return min(self.num_shown, len(self.inner))
 
     def append(self, handle: asyncio.Handle) -> None:
         self.inner.append(handle)
+        self.handles.append(handle)
 
     def popleft(self) -> asyncio.Handle:
         handle: asyncio.Handle = self.inner.popleft()
+        self.handles.remove(handle)
         return handle
 
     def clear(self) -> None:
         self.inner.clear()
+        self.handles.clear()
 
 
 class SteppedLoop(SeededLoop):
@@ -59,6 +63,11 @@ class SteppedLoop(SeededLoop):
     def num_ready(self) -> int:
         """Handles that could run now."""
         return len(self._shown.inner)
+
+    def woken(self) -> list[asyncio.Task[Any]]:
+        """Tasks that were woken, and have not run since."""
+        owners = [getattr(handle._callback, "__self__", None) for handle in self._shown.handles if handle._args]  # type: ignore[attr-defined]
+        return [owner for owner in owners if isinstance(owner, asyncio.Task)]
 
     def step(self, choice: int = 0) -> None:
         """Run one ready handle, and nothing else; 0 is the oldest, and numbers too great wrap around."""
