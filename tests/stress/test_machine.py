@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import anyio
-from hypothesis import Phase, assume, settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -160,7 +160,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     # ---- rules ----
 
-    @rule(requests=st.lists(REQUESTS, min_size=1, max_size=4))
+    @rule(requests=st.lists(REQUESTS, min_size=1, max_size=3))
     def spawn(self, requests: list[Request]) -> None:
         for tokens, name, reserves, num_committed, delay in requests:
             self._spawn(Job(tokens, name), len(tokens) if reserves else None, min(num_committed, len(tokens)), delay)
@@ -185,26 +185,32 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.loop.num_ready)
     @rule(choices=st.lists(WHICH, min_size=1, max_size=16))
     def step(self, choices: list[int]) -> None:
+        self._step(choices)
+
+    def _step(self, choices: Iterable[int]) -> None:
         for choice in choices:
             if self.loop.num_ready:
                 self.loop.step(choice)
                 self._audit()
 
+    @precondition(lambda self: self.loop.num_ready)
+    @rule(num_steps=st.integers(4, 24), stride=WHICH)
+    def run_on(self, num_steps: int, stride: int) -> None:
+        """Many steps for one decision, so that tasks get far enough to be in each other's way."""
+        self._step(range(0, num_steps * stride + num_steps, stride + 1))
+
+    @precondition(lambda self: self.loop.num_timers)
     @rule()
     def timer(self) -> None:
-        assume(self.loop.advance())
+        self.loop.advance()
         self._audit()
 
     @precondition(lambda self: self.live)
-    @rule(which=WHICH)
-    def cancel(self, which: int) -> None:
-        self._cancel(self.live[which % len(self.live)])
-
-    @precondition(lambda self: self.woken)
-    @rule(which=WHICH)
-    def cancel_woken(self, which: int) -> None:
-        """The narrow moment: it was given what it waited for, and does not know yet."""
-        self._cancel(self.woken[which % len(self.woken)])
+    @rule(which=WHICH, woken=st.sampled_from([True, True, False]))
+    def cancel(self, which: int, woken: bool) -> None:
+        """Cancel a task; best in the narrow moment when it was given what it waited for, and does not know yet."""
+        among = (woken and self.woken) or self.live
+        self._cancel(among[which % len(among)])
 
     def _cancel(self, job: Job) -> None:
         assert job.task is not None
@@ -222,8 +228,8 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.jobs) > 20 and not self.closing.is_set())
     @rule(sure=st.integers(0, 3))
     def close(self, sure: int) -> None:
-        assume(sure == 3)
-        self.loop.call(self.closing.set)
+        if sure == 3:
+            self.loop.call(self.closing.set)
 
     # ---- what holds after every step ----
 

@@ -64,6 +64,14 @@ class SteppedLoop(SeededLoop):
         """Handles that could run now."""
         return len(self._shown.inner)
 
+    @property
+    def num_timers(self) -> int:
+        """Timers that are set."""
+        return len(self._times())
+
+    def _times(self) -> list[float]:
+        return [handle.when() for handle in self._scheduled if not handle.cancelled()]  # type: ignore[attr-defined]
+
     def woken(self) -> list[asyncio.Task[Any]]:
         """Tasks that were woken, and have not run since."""
         owners = [getattr(handle._callback, "__self__", None) for handle in self._shown.handles if handle._args]  # type: ignore[attr-defined]
@@ -76,7 +84,7 @@ class SteppedLoop(SeededLoop):
 
     def advance(self) -> bool:
         """Move the clock to the next timer and make ready all that are due then; False if there is none."""
-        times = [handle.when() for handle in self._scheduled if not handle.cancelled()]  # type: ignore[attr-defined]
+        times = self._times()
         if not times:
             return False
         self._move_clock(max(self.time(), min(times)))
