@@ -17,6 +17,14 @@ import numpy.typing as npt
 
 from aradix.errors import InvalidKeyError
 
+try:
+    from aradix._native import pack_tokens as _pack_fast
+except ImportError:  # not compiled, or it does not load; `aradix.tree` says so
+
+    def _pack_fast(token_ids: Any) -> bytes | None:
+        return None
+
+
 __all__ = ["Namespace", "RadixKey"]
 
 _MAX_TOKEN = 2**31 - 1
@@ -187,9 +195,10 @@ class RadixKey:
     namespace: Namespace
 
     def __init__(self, token_ids: Any, extra_key: str | Namespace | None = None) -> None:
-        self.data = _pack(token_ids)
+        # The compiled reader takes what it knows and finds good; whatever is wrong is found here, and said.
+        self.data = data = _pack_fast(token_ids) or _pack(token_ids)
         self.start = 0
-        self.stop = len(self.data)
+        self.stop = len(data)
         self.item_bytes = TOKEN_BYTES
         self.namespace = DEFAULT_NAMESPACE if extra_key is None else Namespace.of(extra_key)
         self._hashes: tuple[int, list[bytes]] | None = None
@@ -252,6 +261,8 @@ class RadixKey:
             return False
         if self.data is other.data and self.start == other.start:
             return True
+        if size == len(self.data):
+            return other.data.startswith(self.data, other.start)
         return other.data.startswith(memoryview(self.data)[self.start : self.stop], other.start)
 
     def page_aligned(self, page_size: int) -> RadixKey:

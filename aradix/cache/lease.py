@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from anyio.lowlevel import checkpoint
 
+from aradix.cache.calls import closed_error
 from aradix.cache.hold import Hold
 from aradix.cache.pressure import SlotWaiter, too_large
 from aradix.errors import LeaseReleasedError, OutOfSlotsError, UsageError
@@ -67,11 +68,11 @@ class Lease:
             return self
         if hold.opening or hold.entered:
             raise UsageError(f"the lease opened at {hold.where} was entered already; call cache.lease(key) for another")
-        cache._begin_open()
+        cache._calls.begin_open()
         hold.opening = True
-        if cache._is_turn_over():
+        if cache._calls.is_turn_over():
             await checkpoint()
-            cache._begin_open()
+            cache._calls.begin_open()
         if not cache._leases.rematch(hold):
             await cache._leases.wait_at_gate(hold)
             self._check_not_released()
@@ -121,18 +122,18 @@ class Lease:
         hold = self._hold
         if hold.released or not hold.opening:
             return
-        self._cache._begin_release()
+        self._cache._calls.begin_release()
         self._cache._leases.release(hold)
         if not hold.entered:
             self._cache._gates.serve_walkers()  # it may be among them
 
     def __del__(self) -> None:
         hold = getattr(self, "_hold", None)
-        if hold is None or not hold.entered or hold.released:
+        if hold is None or not hold.held:
             return
         num_tokens = hold.num_tokens
         # This may run in the middle of a step or on another thread: leave the work to the next step.
-        self._cache._drop(hold)
+        self._cache._calls.drop(hold)
         self._warn(num_tokens, "was never released; its slots come back now")
 
     def _warn(self, num_tokens: int, what: str) -> None:
@@ -145,12 +146,12 @@ class Lease:
 
     def _entered(self) -> Hold:
         hold = self._hold
-        if not hold.entered or hold.released:
+        if not hold.held:
             state = "released" if hold.released else "not entered yet"
             raise LeaseReleasedError(
                 f"the lease opened at {hold.where} is {state}; use it inside its `async with` block"
             )
-        self._cache._begin()
+        self._cache._calls.begin()
         return hold
 
     # ---- what it holds ----
@@ -192,7 +193,7 @@ class Lease:
         state = (hold.node_id, hold.published, hold.version)
         if self._slots is None or self._slots_of != state:
             parts = [self._cache._core.slots_of(hold.ref)] if hold.published else []
-            parts.append(hold.own_slots(0, hold.num_own))
+            parts.append(hold.own[: hold.num_own])
             self._slots = torch.from_numpy(np.concatenate(parts))
             self._slots_of = state
         return self._slots
@@ -228,8 +229,9 @@ class Lease:
     def _check_growth(self, num_tokens: int) -> tuple[Hold, int]:
         hold = self._entered()
         cache = self._cache
-        cache._begin_open()
-        count = count_of("num_tokens", num_tokens)
+        if cache._calls.closed:
+            raise closed_error()
+        count = num_tokens if type(num_tokens) is int and num_tokens >= 0 else count_of("num_tokens", num_tokens)
         if hold.waiting:
             raise UsageError(f"the lease opened at {hold.where} waits for slots already, in another task")
         page_size = cache._params.page_size
@@ -248,7 +250,7 @@ class Lease:
         """
         hold, count = self._check_growth(num_tokens)
         cache = self._cache
-        if cache._is_turn_over():
+        if cache._calls.is_turn_over():
             await checkpoint()
             hold, count = self._check_growth(num_tokens)
         if not cache._pressure.grow_now(hold, count):
@@ -333,9 +335,9 @@ class Lease:
             CacheClosedError: the cache is closed.
         """
         hold = self._entered()
-        self._cache._begin_open()
+        self._cache._calls.begin_open()
         caller = sys._getframe(1)
-        twin = Lease(self._cache, self._cache._leases.fork(hold, caller.f_code, caller.f_lineno), None)
+        twin = Lease(self._cache, self._cache._leases.fork(hold, caller.f_code, caller.f_lasti), None)
         twin._forked = True
         return twin
 
