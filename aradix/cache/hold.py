@@ -80,7 +80,7 @@ class Hold:
         self.order = order
         self.key = key
         self.given = given
-        self.num_opened = len(given)
+        self.num_opened = given.num_items
         self.limit = limit
         self.priority = priority
         self.store = store

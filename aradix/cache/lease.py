@@ -105,10 +105,10 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Release. Does not wait, and raises only `WrongLoopError`, from another thread or loop."""
-        hold = self._hold
-        was_held, num_tokens = not hold.released, hold.num_tokens
+        abandoned = kind is GeneratorExit and not self._hold.released and _in_collected_generator()
+        num_tokens = self._hold.num_tokens
         self.release()
-        if was_held and kind is GeneratorExit and _in_collected_generator():
+        if abandoned:
             self._warn(num_tokens, "was left open in an async generator that was abandoned")
 
     def release(self) -> None:
@@ -234,10 +234,13 @@ class Lease:
         count = num_tokens if type(num_tokens) is int and num_tokens >= 0 else count_of("num_tokens", num_tokens)
         if hold.waiting:
             raise UsageError(f"the lease opened at {hold.where} waits for slots already, in another task")
-        page_size = cache._params.page_size
-        if hold.published + -(-(hold.num_own + count) // page_size) * page_size > cache._pool.capacity:
-            raise too_large(hold.num_tokens + count, cache._pool)
         return hold, count
+
+    def _check_size(self, hold: Hold, num_tokens: int) -> None:
+        """Asked only of what cannot be had now."""
+        page_size, pool = self._cache._params.page_size, self._cache._pool
+        if hold.published + -(-(hold.num_own + num_tokens) // page_size) * page_size > pool.capacity:
+            raise too_large(hold.num_tokens + num_tokens, pool)
 
     async def allocate(self, num_tokens: int) -> None:
         """Add slots for so many more tokens: the rest of its last page first. Waits its turn under pressure.
@@ -254,6 +257,7 @@ class Lease:
             await checkpoint()
             hold, count = self._check_growth(num_tokens)
         if not cache._pressure.grow_now(hold, count):
+            self._check_size(hold, count)
             cache._gates.forbid_waiting("slots")
             await cache._pressure.wait(SlotWaiter(hold, count, reserve=False))
             self._entered()
@@ -267,6 +271,7 @@ class Lease:
         hold, count = self._check_growth(num_tokens)
         cache = self._cache
         if not cache._pressure.grow_now(hold, count):
+            self._check_size(hold, count)
             raise OutOfSlotsError(
                 f"no room for {count} more tokens now: {cache._pool.allocator.available_size()} slots are free, "
                 f"{cache._pool.allocator.fenced_size()} fenced, {cache._core.evictable_tokens} evictable, and "
@@ -291,21 +296,20 @@ class Lease:
         hold = self._entered()
         return self._cache._leases.commit(hold, key, self._checked_commit(hold, key))
 
-    def _checked_commit(self, hold: Hold, key: RadixKey) -> RadixKey:
-        view = self._cache._view(key)
-        if view.namespace != hold.key.namespace:
-            raise UsageError(f"the key is in {view.namespace}, the lease in {hold.key.namespace}")
-        shorter, longer = (view, hold.key) if len(view) < len(hold.key) else (hold.key, view)
-        if not shorter.is_prefix_of(longer):
+    def _checked_commit(self, hold: Hold, given: RadixKey) -> RadixKey:
+        view, key = self._cache._view(given), hold.key
+        num_tokens = view.num_items
+        if not (view.is_prefix_of(key) if num_tokens < key.num_items else key.is_prefix_of(view)):
+            if view.namespace != key.namespace:
+                raise UsageError(f"the key is in {view.namespace}, the lease in {key.namespace}")
             raise UsageError(
-                f"the key of {len(view)} tokens and the lease's of {len(hold.key)} are not prefixes of one another"
+                f"the key of {num_tokens} tokens and the lease's of {len(key)} are not prefixes of one another"
             )
-        least = max(hold.num_matched, hold.published, hold.committed)
-        if len(view) < least:
-            raise UsageError(f"the key has {len(view)} tokens, but {least} are matched or committed already")
-        if len(view) > hold.num_tokens:
+        if num_tokens < hold.committed:
+            raise UsageError(f"the key has {num_tokens} tokens, but {hold.committed} are matched or committed already")
+        if num_tokens > hold.published + hold.num_own:
             raise UsageError(
-                f"the key has {len(view)} tokens, but slots are held for {hold.num_tokens}; allocate() first"
+                f"the key has {num_tokens} tokens, but slots are held for {hold.num_tokens}; allocate() first"
             )
         return view
 

@@ -61,6 +61,7 @@ class Leases:
         self.num_evicted = 0
         self.num_resumes = 0
         self._params = params
+        self._page_size = params.page_size
         self._core = core
         self._on_low = on_low
         self._calls = calls
@@ -200,9 +201,8 @@ class Leases:
         if not hold.counted:
             self.count_query(hold)
         start = hold.published
-        hold.committed = len(view)
-        page_size = self._params.page_size
-        num_pages_tokens = len(view) // page_size * page_size
+        hold.committed = num_tokens = view.num_items
+        num_pages_tokens = num_tokens - num_tokens % self._page_size
         publishes = hold.store and not self._calls.closed and num_pages_tokens > start
         if not publishes or self._core.is_detached(hold.node_id):
             self._note_key(hold, given, view)
@@ -244,7 +244,7 @@ class Leases:
     @staticmethod
     def _note_key(hold: Hold, given: RadixKey, view: RadixKey) -> None:
         """The longest key so far stands for the lease."""
-        if len(view) > len(hold.key):
+        if view.num_items > hold.key.num_items:
             hold.key, hold.given = view, given
 
     def truncate(self, hold: Hold, num_tokens: int) -> None:
@@ -295,7 +295,7 @@ class Leases:
                 self._core.mark_streams(hold.node_id, extra)
             freed = self._core.unpin(hold.node_id)
             hold.node_id = 0
-        own = hold.cut(0, self._params.page_size)
+        own = hold.cut(0, self._page_size)
         if freed:
             self.pool.give_back_all(freed)
         if len(own):

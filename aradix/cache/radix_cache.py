@@ -221,7 +221,7 @@ class RadixCache(BasePrefixCache):
     ) -> Lease:
         self._calls.begin_open()
         view = self._view(key)
-        limit = len(view)
+        limit = view.num_items
         if leave_last != 0 or leave_last is False:
             limit = min(limit, max(0, len(key) - count_of("leave_last", leave_last)))
         if reserve is not None:

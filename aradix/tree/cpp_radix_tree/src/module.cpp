@@ -74,7 +74,7 @@ NB_MODULE(_native, module) {
         },
         "data"_a, nb::kw_only(), "portably"_a);
 
-    module.def("pack_tokens", &aradix::pack_tokens, "token_ids"_a);
+    module.def("pack_tokens", &aradix::pack_tokens, "token_ids"_a.none());
 
     nb::class_<PageTable>(module, "PageTable")
         .def(nb::init<nb::object, nb::object, int64_t, int>(), "states"_a, "stack"_a, "page_size"_a, "free"_a)
