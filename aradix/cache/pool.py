@@ -78,10 +78,8 @@ class SlotPool:
     def take_from(self, core: TreeCore, num_slots: int) -> tuple[Slots, int] | None:
         """So many slots, those that are short out of a compiled tree in the same call, and how many those are.
 
-        `None`, and then nothing was changed, where that cannot be: the Python core, fences, or too few.
+        `None`, and then nothing was changed, where that cannot be: something is fenced, or there are too few.
         """
-        if self.streams or core.name != "cpp":
-            return None
         taken = self.allocator.alloc_held_from(core, num_slots)
         if taken is not None:
             self.num_held += num_slots - taken[1]

@@ -192,10 +192,10 @@ class TreeCore(Protocol):
 
     def extend(
         self, node_id: int, key: RadixKey, slots: Slots, *, priority: int = 0, ready: tuple[Ready, ...] = ()
-    ) -> Inserted:
+    ) -> Inserted | None:
         """Insert the rest of a key below a pinned node, up to a gate, and move the pin to where it ends.
 
-        `slots` are of the tokens beyond the node's depth. Never on a detached node.
+        `slots` are of the tokens beyond the node's depth. `None`, and then nothing was changed, on a detached node.
         """
 
     def pin(self, ref: NodeRef) -> int:

@@ -145,8 +145,10 @@ class RadixTree(Ledger):
 
     def extend(
         self, node_id: int, key: RadixKey, slots: Slots, *, priority: int = 0, ready: tuple[Ready, ...] = ()
-    ) -> Inserted:
+    ) -> Inserted | None:
         origin = self._nodes[node_id]
+        if origin.detached:
+            return None
         stop = self._stop(key, None)
         node, child, size, gate = self._descend(key, origin, stop)
         if gate:

@@ -232,6 +232,7 @@ class Lockstep:
         slots = self.fresh(len(self.items(tokens)) - len(held.place))
         ready, model_ready = self.ready(stream)
         done = self.core.extend(held.node_id, key, slots.copy(), priority=priority, ready=ready)
+        assert done is not None
         if gate is not None:
             items = items[: held.space.gates[gate].start]
             assert len(items) >= len(held.place)

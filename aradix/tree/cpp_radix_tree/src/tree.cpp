@@ -106,6 +106,8 @@ nb::object Tree::extend(int64_t node_id, nb::handle key_object, nb::handle slots
                         nb::handle ready_object) {
     Step step(*this);
     Handle origin = node_named(node_id);
+    if (at(origin).detached)
+        return nb::none();
     Key key = read_key(key_object);
     Slots slots(slots_object);
     int64_t priority = saturated(priority_object);
