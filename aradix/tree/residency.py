@@ -179,12 +179,12 @@ class Residency(Ledger):
 
     def _place_after(self, job: Job, end: int) -> NodeRef:
         """Merge what became equal along a job's path, and name the place at byte `end` of it."""
-        if job.bottom.detached or not end:
+        if job.bottom.detached:
             return NOWHERE
         node = self._nodes[self._merge_path(job.bottom)]
         while node.parent is not None and node.depth - len(node.tokens) >= end:
             node = node.parent
-        return NodeRef(node.node_id, end // self._item_bytes)
+        return NodeRef(node.node_id, end // self._item_bytes) if end else NOWHERE
 
     def _move_due(self, old_id: int, new_id: int) -> None:
         super()._move_due(old_id, new_id)
