@@ -271,7 +271,7 @@ class TierSteps(Walker):
                 break
             size = self._common(child.tokens, key.data, at, stop - top)
             if size < len(child.tokens):
-                if top + size == stop:
+                if top + size == stop or top + size < first:
                     break
                 child = self._split(child, size)
             node = child

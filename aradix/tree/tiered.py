@@ -230,7 +230,8 @@ class TieredCore(TreeCore, Protocol):
         """Make room for so many device tokens without losing any: `evict`, but victims without a host copy are stored.
 
         Least valuable first, as `evict` goes: a victim with a host copy goes at once, for one without a store is
-        begun; both count towards `num_tokens`. Fall back to `evict` if the host has no room.
+        begun; both count towards `num_tokens`. It may be less than asked for, since what lies above a victim can go
+        only after it: wait for the jobs and ask again. Fall back to `evict` if the host has no room.
         """
 
     # ---- host to device ----

@@ -160,7 +160,7 @@ class TierLockstep(Lockstep):
         for job in done.jobs:
             self._begun(job)
         got = sum(len(freed.slots) for freed in done.freed)
-        assert got + done.num_coming >= num_pages * self.page_size or self.core.evictable_tokens == 0
+        assert got + done.num_coming >= num_pages * self.page_size or done.num_coming or not self.core.evictable_tokens
         self.check()
 
     # ---- loads ----
@@ -200,7 +200,8 @@ class TierLockstep(Lockstep):
         done = self.core.end_load(job.job_id, slots.copy(), num_ok, ready=ready)
         space, usable = job.space, [] if job.space.detached else slots.tolist()[:num_ok]
         end = job.start + len(usable) // self.page_size * self.page_size
-        unused, num_tokens = [], 0
+        unused: list[int] = []
+        num_tokens = 0
         for stop in self.model.ends(job.start, end):
             at = stop - self.page_size - job.start
             piece = tuple(usable[at : at + self.page_size])
