@@ -147,7 +147,8 @@ class Ledger:
         """Find a node under its new id, and no longer under the old one."""
         del self._nodes[old_id]
         self._nodes[node.node_id] = node
-        self._move_due(old_id, node.node_id)
+        if self._backup_hits is not None:
+            self._move_due(old_id, node.node_id)
 
     def _move_due(self, old_id: int, new_id: int) -> None:
         """What was due under an id that is no more is due under another."""
@@ -257,7 +258,7 @@ class Ledger:
                 ready = newest_ready(ready, node.ready)
             node = node.parent
         self._refile(bottom)
-        if not bottom.on_device:
+        if self._tiered and not bottom.on_device:
             self._refile(self._device_end(bottom))
         return ready
 
@@ -271,12 +272,15 @@ class Ledger:
 
     def _refile(self, node: TreeNode) -> None:
         """Put a node into the index of its tier's evictable leaves, under its rank of now, or take it out."""
-        if not node.on_device:
-            index, is_leaf = self._host_evictable, not (node.children or node.host_ref or node.detached)
-        else:
-            index = self._evictable
-            is_leaf = node.is_device_leaf and not (node.lock_ref or node.detached or node.parent is None)
-        if not is_leaf:
+        index = self._evictable if node.slots or node.parent is None else self._host_evictable
+        # On the host alone there are no pins and no children but such, on the device no holds that count.
+        if (
+            len(node.children) != (node.num_host_only if node.slots else 0)
+            or node.lock_ref
+            or node.detached
+            or node.parent is None
+            or (node.host_ref and not node.slots)
+        ):
             index.discard(node)
             return
         try:

@@ -142,7 +142,8 @@ class RadixTree(TierSteps):
             assert walked.parent is not None
             walked = walked.parent
         existing = self._slots_between(node, origin.depth, held)
-        node = self._promote_along(key, node, stop, slots, origin.depth, ready)
+        if node.num_host_only:
+            node = self._promote_along(key, node, stop, slots, origin.depth, ready)
         if node.depth < stop:
             first, last = node.depth, stop
             adopted = slots[(first - origin.depth) // self._item_bytes : (last - origin.depth) // self._item_bytes]
