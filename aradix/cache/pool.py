@@ -116,8 +116,8 @@ class SlotPool:
     def give_back_all(self, freed: Iterable[Freed]) -> int:
         """Retire what the tree let go, one batch for each set of streams; how many slots come back."""
         batches: dict[frozenset[Hashable], list[Slots]] = {}
-        for slots, streams in freed:
-            batches.setdefault(streams, []).append(slots)
+        for one in freed:
+            batches.setdefault(one.streams, []).append(one.slots)
         total = 0
         for streams, parts in batches.items():
             slots = np.concatenate(parts) if len(parts) > 1 else parts[0]
