@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stress.bench import contention, eviction, lease
+from stress.bench import contention, eviction, lease, transfer
 
 __all__ = ["BENCHMARKS", "Benchmark"]
 
@@ -24,5 +24,10 @@ class Benchmark:
 
 BENCHMARKS = {
     name: Benchmark(module.ABOUT, module.measure, module.table, module.draw)
-    for name, module in {"contention": contention, "eviction": eviction, "lease": lease}.items()
+    for name, module in {
+        "contention": contention,
+        "eviction": eviction,
+        "lease": lease,
+        "transfer": transfer,
+    }.items()
 }
