@@ -6,6 +6,7 @@ An async-safe radix tree over token ids whose nodes own KV slots. Start with `Ra
 from aradix import errors, events, policies
 from aradix.cache.base_prefix_cache import BasePrefixCache
 from aradix.cache.chunk_cache import ChunkCache
+from aradix.cache.hiradix_cache import HiRadixCache
 from aradix.cache.lease import Lease
 from aradix.cache.radix_cache import RadixCache
 from aradix.errors import AradixError
@@ -35,6 +36,7 @@ __all__ = [
     "EvictParams",
     "EvictResult",
     "FlushResult",
+    "HiRadixCache",
     "HostKVPool",
     "InsertParams",
     "InsertResult",

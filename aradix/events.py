@@ -6,11 +6,22 @@ them over. How they travel is not decided here.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
+from aradix.errors import TierError
 from aradix.keys import Namespace
 
-__all__ = ["DEVICE_MEDIUM", "HOST_MEDIUM", "AllBlocksCleared", "BlockRemoved", "BlockStored", "KVCacheEvent"]
+__all__ = [
+    "DEVICE_MEDIUM",
+    "HOST_MEDIUM",
+    "AllBlocksCleared",
+    "BlockRemoved",
+    "BlockStored",
+    "KVCacheEvent",
+    "TierFault",
+]
 
 DEVICE_MEDIUM = "GPU"
 HOST_MEDIUM = "CPU"
@@ -45,6 +56,20 @@ class BlockRemoved(msgspec.Struct, frozen=True, tag=True):
 
 class AllBlocksCleared(msgspec.Struct, frozen=True, tag=True):
     """Everything is gone: the whole cache was flushed."""
+
+
+class TierFault(NamedTuple):
+    """Something between two tiers that failed, and became a miss.
+
+    Args:
+        operation: `"load"` from the host, `"store"` to it; `"get"` and `"put"` of the storage tier.
+        error: what went wrong.
+        num_tokens: that were not moved.
+    """
+
+    operation: str
+    error: TierError
+    num_tokens: int
 
 
 KVCacheEvent = BlockStored | BlockRemoved | AllBlocksCleared

@@ -67,6 +67,13 @@ class CacheInitParams:
             pool is roomy), or nothing (better where it is tight).
         enable_kv_cache_events: record events for `take_events()`.
         tree_core: `"auto"`, `"python"` or `"cpp"`.
+        kv_pool: the device's KV pool, which a cache with a host tier copies from and to.
+        host: the `HostKVPool` that a `HiRadixCache` keeps what left the device in.
+        storage: a page store behind the host, for what should outlive the process.
+        write_policy: when tokens are copied to the host: `"write_through"` as soon as they are published,
+            `"write_through_selective"` once they were found again, `"write_back"` when they are evicted.
+        load_back_threshold: fewer host-resident tokens than this are computed again and not copied.
+        copier: how the device copies, where the pool's own way is not wanted: a virtual device brings its own.
         clock: seconds, for the age of leases; never for the order of eviction.
 
     Raises:
@@ -86,6 +93,12 @@ class CacheInitParams:
     waiters_keep_pins: bool = True
     enable_kv_cache_events: bool = False
     tree_core: Literal["auto", "python", "cpp"] = "auto"
+    kv_pool: Any = None
+    host: Any = None
+    storage: Any = None
+    write_policy: Literal["write_through", "write_through_selective", "write_back"] = "write_through_selective"
+    load_back_threshold: int = 10
+    copier: Any = None
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -101,6 +114,7 @@ class CacheInitParams:
         self._check_watermarks()
         _check_choice("evict_unit", self.evict_unit, ("page", "node"))
         _check_choice("tree_core", self.tree_core, ("auto", "python", "cpp"))
+        self._check_tiers()
         for name in ("disable", "is_eagle", "waiters_keep_pins", "enable_kv_cache_events"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be a bool, got {getattr(self, name)!r}")
@@ -112,6 +126,34 @@ class CacheInitParams:
         object.__setattr__(self, "streams", tuple(self.streams))
         if str(self.allocator.device).startswith("cuda") and not self.streams:
             raise ConfigError("on CUDA the engine's streams must be named: streams=(torch.cuda.current_stream(), ...)")
+
+    def _check_tiers(self) -> None:
+        _check_choice("write_policy", self.write_policy, ("write_through", "write_through_selective", "write_back"))
+        threshold = self.load_back_threshold
+        if isinstance(threshold, bool) or not isinstance(threshold, int) or threshold < 1:
+            raise ConfigError(f"load_back_threshold must be an int of at least 1, got {threshold!r}")
+        if self.host is None:
+            if self.storage is not None:
+                raise ConfigError("storage= needs host=: pages go to a store and come back by way of the host")
+            return
+        for needed in ("allocator", "format_id", "page_ids"):
+            if not hasattr(self.host, needed):
+                raise ConfigError(f"host must be a HostKVPool, got {type(self.host).__name__}")
+        for needed in ("format_id", "page_ids", "num_slots"):
+            if not hasattr(self.kv_pool, needed):
+                raise ConfigError(
+                    f"host= needs kv_pool=, the pool whose slots the allocator hands out, got "
+                    f"{type(self.kv_pool).__name__}"
+                )
+        if self.kv_pool.num_slots < self.allocator.num_slots:
+            raise ConfigError(
+                f"kv_pool has {self.kv_pool.num_slots} slots, too few for the allocator's {self.allocator.num_slots}"
+            )
+        if not self.page_size == self.kv_pool.page_size == self.host.page_size:
+            raise ConfigError(
+                f"page_size is {self.page_size}, kv_pool's is {self.kv_pool.page_size} and host's is "
+                f"{self.host.page_size}; they must be equal"
+            )
 
     def _check_watermarks(self) -> None:
         for name in ("low_watermark", "high_watermark"):
@@ -214,7 +256,8 @@ class CacheStats:
         fenced: retired; a stream or a copy may still touch them.
         evictable: cached, pinned by nobody.
         protected: cached and pinned.
-        leased: held by leases, and not in the tree (any more): uncommitted, or flushed since.
+        leased: held by leases, and not in the tree (any more): uncommitted, or flushed since; and by copies from the
+            host that are under way.
         detached: the part of `leased` that was flushed.
         outside: handed out by the allocator to somebody else than this cache.
         quarantined: lost to a fence that could not be recorded.
@@ -230,6 +273,19 @@ class CacheStats:
         retracts: waiters told to give way.
         slot_waits: calls that had to wait for slots, so far.
         gate_waits: calls that had to wait for a subtree that somebody wanted alone, so far.
+        loading: the part of `leased` that copies from the host are being made into.
+        host_slots: of the host pool; what follows is about a cache that has one.
+        host_free: can be handed out now.
+        host_used: cached on the host, on the device too or not.
+        host_evictable: cached on the host alone, and in no copy.
+        storing: host slots that copies from the device are being made into, or that were flushed and are in a copy.
+        load_backs: copies from the host, so far.
+        load_back_tokens: tokens that they brought.
+        backups: copies to the host, so far.
+        backuped_tokens: tokens that they brought there.
+        failed_copies: copies of which a part or all failed, so far.
+        host_evicted: tokens evicted from the host, so far.
+        prefetched_tokens: tokens that came from the storage tier, so far.
     """
 
     num_slots: int
@@ -253,3 +309,16 @@ class CacheStats:
     retracts: int = field(default=0)
     slot_waits: int = field(default=0)
     gate_waits: int = field(default=0)
+    loading: int = field(default=0)
+    host_slots: int = field(default=0)
+    host_free: int = field(default=0)
+    host_used: int = field(default=0)
+    host_evictable: int = field(default=0)
+    storing: int = field(default=0)
+    load_backs: int = field(default=0)
+    load_back_tokens: int = field(default=0)
+    backups: int = field(default=0)
+    backuped_tokens: int = field(default=0)
+    failed_copies: int = field(default=0)
+    host_evicted: int = field(default=0)
+    prefetched_tokens: int = field(default=0)

@@ -76,6 +76,9 @@ class Lease:
         if not cache._leases.rematch(hold):
             await cache._leases.wait_at_gate(hold)
             self._check_not_released()
+        if hold.host_hit and cache._leases.tiers is not None:
+            await cache._leases.tiers.load_back(hold)
+            self._check_not_released()
         if self._reserve is not None and not cache._pressure.admit_now(hold, self._reserve):
             await self._wait_for_admission(hold, self._reserve)
             self._check_not_released()
@@ -126,6 +129,8 @@ class Lease:
         self._cache._leases.release(hold)
         if not hold.entered:
             self._cache._gates.serve_walkers()  # it may be among them
+            if self._cache._leases.tiers is not None:
+                self._cache._leases.tiers.loads.drop(hold)  # or among those who wait for a copy
 
     def __del__(self) -> None:
         hold = getattr(self, "_hold", None)

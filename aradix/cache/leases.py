@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,6 +22,9 @@ from aradix.errors import AradixError, LeaseReleasedError
 from aradix.keys import RadixKey
 from aradix.params import CacheInitParams, InsertResult, NodeRef
 from aradix.tree.protocol import Freed, Ready, TreeCore
+
+if TYPE_CHECKING:
+    from aradix.cache.tiering import Tiers
 
 __all__ = ["Leases", "Passage"]
 
@@ -54,7 +57,10 @@ class Leases:
         self.gates = Gates(core, self.pressure, self.pool.give_back_all, self.changed)
         self.low_pins = LowLevelPins(core)
         self.passing: set[Hold | Passage] = set()
-        """Let in by a gate in the step that opened it, and not awake yet: pinned, and neither held nor queued."""
+        """Let in by a gate, or by a load, in the step that ended it, and not awake yet: pinned, and neither held nor
+        queued."""
+        self.tiers: Tiers | None = None
+        """What moves KV between this device and the tiers below; none in a cache that has none."""
         self.num_queries = 0
         self.num_query_tokens = 0
         self.num_hit_tokens = 0
@@ -108,6 +114,7 @@ class Leases:
             self.pool.give_back_all(self._core.unpin(hold.node_id))
         hold.node_id = match.node_id
         hold.num_matched = hold.published = hold.committed = match.num_matched
+        hold.host_hit = match.host_hit
         if match.ready and hold.stream is not None:
             try:
                 self.order_after((hold.stream,), match.ready)
@@ -187,6 +194,7 @@ class Leases:
         return bool(
             self.low_pins
             or self.passing
+            or (self.tiers is not None and self.tiers.is_copying)
             or any(gate.granted for gate in self.gates.standing)
             or allocator.outside_size()
             or allocator.held_size() > self.pool.num_held
@@ -303,11 +311,18 @@ class Leases:
         """Slots came back or became evictable: see whether somebody, or the background evictor, waits for that."""
         if self._calls.closed:
             return
+        if self.tiers is not None:
+            self.tiers.begin_due()
         pressure = self.pressure
         if pressure.growth or pressure.admission or self.gates.standing:
             pressure.changed()
         if self._low_slots:
             self.after_take()
+
+    def settle(self) -> None:
+        """Hear of copies that have ended, before anybody says that there is no room."""
+        if self.tiers is not None:
+            self.tiers.drain()
 
     def after_take(self) -> None:
         """Slots were taken: tell if the pool is below its low watermark, and something can be done about it."""
@@ -322,6 +337,7 @@ class Leases:
 
     def evict_slots(self, num_slots: int) -> int:
         """Evict so many tokens, or all there are, into the allocator; how many it were."""
-        num_freed = self.pool.give_back_all(self._core.evict(num_slots))
+        freed = self._core.evict(num_slots) if self.tiers is None else self.tiers.evict(num_slots)
+        num_freed = self.pool.give_back_all(freed)
         self.num_evicted += num_freed
         return num_freed

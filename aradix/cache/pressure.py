@@ -21,11 +21,14 @@ from aradix.cache.pool import SlotPool
 from aradix.errors import RequestTooLargeError, RetractError
 from aradix.tree.protocol import Slots, TreeCore
 
-__all__ = ["Admissions", "Pressure", "SlotWaiter"]
+__all__ = ["Admissions", "Load", "Pressure", "SlotWaiter"]
 
 
 class SlotWaiter:
-    """One waiting call: a lease that grows by `num_tokens`, or (`reserve`) one that waits to be entered."""
+    """One who waits: a lease that grows by `num_tokens`, or (`reserve`) one that waits to be entered; or a `load`.
+
+    A load waits among the admissions, with a hold that is nobody's lease: it has the pin of the lease that began it.
+    """
 
     __slots__ = (
         "blocked",
@@ -34,6 +37,7 @@ class SlotWaiter:
         "granted",
         "hold",
         "keeps_pins",
+        "load",
         "num_before",
         "num_tokens",
         "reserve",
@@ -41,24 +45,37 @@ class SlotWaiter:
         "version",
     )
 
-    def __init__(self, hold: Hold, num_tokens: int, *, reserve: bool, keeps_pins: bool = True) -> None:
+    def __init__(
+        self, hold: Hold, num_tokens: int, *, reserve: bool, keeps_pins: bool = True, load: Load | None = None
+    ) -> None:
         self.hold = hold
         self.num_tokens = num_tokens
         self.reserve = reserve
         self.keeps_pins = keeps_pins
+        self.load = load
         self.version = -1
         self.blocked = False
         self.granted = False
         self.num_before = 0
         self.error: BaseException | None = None
         self.event = anyio.Event()
-        self.task_id = anyio.get_current_task().id
+        self.task_id = 0 if load is not None else anyio.get_current_task().id
 
     def settle(self, error: BaseException | None = None) -> None:
         """Decide this waiter's fate, then wake it."""
         self.granted = error is None
         self.error = error
         self.event.set()
+
+
+class Load(Protocol):
+    """A copy from the host that waits for device slots; no task waits in its stead."""
+
+    def take_off(self) -> bool:
+        """Take the slots and begin to copy; False where they cannot be had."""
+
+    def give_up(self) -> None:
+        """Bring nothing: whoever shares this load goes on without it."""
 
 
 class Admissions(Protocol):
@@ -82,6 +99,9 @@ class Admissions(Protocol):
     def note_taken(self, num_evicted: int) -> None:
         """Slots were taken, for which so many tokens were evicted in the same call."""
 
+    def settle(self) -> None:
+        """Hear of copies that have ended."""
+
     def others_can_release(self) -> bool:
         """Whether slots are pinned or held by something that is not an entered lease."""
 
@@ -103,7 +123,7 @@ class Pressure:
         self._cache = cache
         self._holds = holds
         self._page_size = core.page_size
-        self._takes_from_core = core.name == "cpp" and not pool.streams
+        self.takes_from_core = core.name == "cpp" and not pool.streams
         self._busy = False
         self._again = False
 
@@ -119,7 +139,7 @@ class Pressure:
         """
         if num_slots == 0:
             return NO_SLOTS
-        if stream is None and self._takes_from_core:
+        if stream is None and self.takes_from_core:
             taken = self._pool.take_from(self._core, num_slots)
             if taken is not None:
                 self._cache.note_taken(taken[1])
@@ -127,10 +147,13 @@ class Pressure:
         was_busy, self._busy = self._busy, True
         try:
             slots = self._pool.take(num_slots, stream) if num_slots <= self._pool.num_coming else None
-            if slots is None and (missing := num_slots - self._pool.num_coming) > 0:
+            if slots is None and num_slots > self._pool.num_coming:
+                self._cache.settle()
+                missing = num_slots - self._pool.num_coming
                 if missing > self._core.evictable_tokens:
                     return None
-                self._cache.evict_slots(missing)
+                if missing > 0:
+                    self._cache.evict_slots(missing)
                 slots = self._pool.take(num_slots, stream)
         finally:
             self._busy = was_busy
@@ -160,6 +183,28 @@ class Pressure:
         admitted = self._admit(hold, num_tokens)
         self._catch_up()
         return admitted
+
+    def load_now(self, load: Load) -> bool:
+        """Let a load begin, unless others wait."""
+        if len(self):
+            return False
+        began = load.take_off()
+        self._catch_up()
+        return began
+
+    def queue_load(self, waiter: SlotWaiter) -> None:
+        """Let a load wait among the admissions. Does not wait: the load is told."""
+        self.admission.append(waiter)
+        waiter.hold.waiting = True
+        self.num_waits += 1
+        self.changed()
+
+    def unqueue_load(self, waiter: SlotWaiter) -> None:
+        """Take a load out of the queue, if it is there, and give up its pin."""
+        if waiter in self.admission:
+            self.admission.remove(waiter)
+            waiter.hold.waiting = False
+        self._cache.drop_pins(waiter.hold)
 
     def _admit(self, hold: Hold, num_tokens: int) -> bool:
         fresh = max(0, num_tokens - hold.num_tokens)
@@ -229,15 +274,18 @@ class Pressure:
         """Take the pins of waiting admissions, the youngest first and only the first found; whether there was one."""
         for waiter in reversed(self.admission):
             if waiter.hold.node_id and is_concerned(waiter.hold):
-                self._cache.drop_pins(waiter.hold)
-                waiter.keeps_pins = False
+                if waiter.load is not None:
+                    waiter.load.give_up()
+                else:
+                    self._cache.drop_pins(waiter.hold)
+                    waiter.keeps_pins = False
                 return True
         return False
 
     def drop_waiting_pins(self, is_concerned: Callable[[Hold], bool]) -> None:
         """Make waiting admissions let go of what they pinned; they match again when they are served."""
         for waiter in self.admission:
-            if waiter.hold.node_id and is_concerned(waiter.hold):
+            if waiter.load is None and waiter.hold.node_id and is_concerned(waiter.hold):
                 self._cache.drop_pins(waiter.hold)
 
     def admission_unblocked(self) -> None:
@@ -287,7 +335,9 @@ class Pressure:
 
     def _serve(self, waiter: SlotWaiter) -> bool:
         hold = waiter.hold
-        if waiter.reserve:
+        if waiter.load is not None:
+            served = waiter.load.take_off()
+        elif waiter.reserve:
             served = self._serve_admission(waiter)
         else:
             slots = self.take(hold.fresh_slots_for(waiter.num_tokens, self._page_size), hold.stream)

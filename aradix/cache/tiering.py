@@ -1,0 +1,191 @@
+"""`Tiers`: what moves KV between the device and the tiers below it.
+
+`loads.py` brings it up, `backups.py` takes it down, `host_slots.py` is the door to the host's slots. This file makes
+the copies, hears of their end, and says what it all comes to.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from aradix.cache.backups import Backups
+from aradix.cache.host_slots import HostSlots
+from aradix.cache.loads import Loads
+from aradix.errors import ConfigError, TierError, TransferError
+from aradix.events import TierFault
+from aradix.memory.streams import HostStream
+from aradix.memory.transfer import Transfer
+from aradix.tree.protocol import Freed, Slots
+
+if TYPE_CHECKING:
+    from aradix.cache.hold import Hold
+    from aradix.cache.leases import Leases
+    from aradix.params import CacheInitParams
+    from aradix.tree.tiered import TieredCore
+
+__all__ = ["Tiers"]
+
+_MAX_FAULTS = 1000
+
+
+class Tiers:
+    """The host tier of one cache. Only `load_back` and `wait_for_backup` wait.
+
+    Args:
+        params: of the cache.
+        core: its tree.
+        leases: of the cache.
+        on_failure: told what ends the cache: a fence that broke.
+        on_done: called from whatever thread when copies ended; `drain` is to follow on the loop.
+
+    Raises:
+        ConfigError: pools that do not fit together, or a device that needs a copier.
+    """
+
+    def __init__(
+        self,
+        params: CacheInitParams,
+        core: TieredCore,
+        leases: Leases,
+        on_failure: Callable[[BaseException], None],
+        on_done: Callable[[], None],
+    ) -> None:
+        self.transfer = Transfer(params.kv_pool, params.host, copier=params.copier, on_done=on_done)
+        self.host = HostSlots(params.host, core, on_failure)
+        self.backups = Backups(core, leases.pool, self.host, self.transfer, self._failed)
+        self.num_failed_copies = 0
+        self.num_prefetched_tokens = 0
+        self._faults: deque[TierFault] = deque(maxlen=_MAX_FAULTS)
+        self.core = core
+        self._leases = leases
+        self._writes_back = params.write_policy == "write_back"
+        self._backup_ended = anyio.Event()
+        stream = self.transfer.load_stream if params.streams else None
+        if params.streams and isinstance(stream, HostStream) and not isinstance(params.streams[0], HostStream):
+            raise ConfigError(
+                f"copies on threads cannot be ordered with streams of {type(params.streams[0]).__name__}; "
+                "give copier= for them"
+            )
+        self.loads = Loads(core, leases, self.transfer, stream, params.load_back_threshold, self._failed)
+        leases.pool.host = self.host
+        leases.tiers = self
+
+    # ---- going up ----
+
+    async def load_back(self, hold: Hold) -> None:
+        """Bring to the device what a lease's match found on the host, if it is enough. Waits; safe to cancel.
+
+        The lease is matched and pinned afterwards as before, however much came. A task that holds a subtree brings
+        nothing, since it may wait for nothing.
+        """
+        gates = self._leases.gates
+        while self.loads.is_worth_it(hold):
+            if gates.is_held_by_this_task():
+                return
+            goes_on = await self.loads.share(hold)
+            while not hold.released and not hold.node_id and not self._leases.rematch(hold):
+                await self._leases.wait_at_gate(hold)
+            if hold.released or not goes_on:
+                return
+
+    # ---- going down ----
+
+    def begin_due(self) -> None:
+        """Begin the copies to the host that are due."""
+        if self.core.num_due:
+            self.backups.begin_due()
+
+    def evict(self, num_tokens: int) -> list[Freed]:
+        """Make room on the device for so many tokens, as the write policy has it; what came at once."""
+        self.drain()
+        return self.backups.evict(num_tokens) if self._writes_back else self.core.evict(num_tokens)
+
+    @property
+    def storing(self) -> list[Slots]:
+        """The host slots that are being copied into."""
+        return self.backups.targets
+
+    @property
+    def job_ids(self) -> set[int]:
+        """The jobs of the tree that are to be ended here."""
+        return self.loads.job_ids | self.backups.job_ids
+
+    @property
+    def will_make_room(self) -> bool:
+        """Whether an eviction that fell short should be tried again when a copy to the host has ended."""
+        return self._writes_back and bool(self.backups.running)
+
+    async def wait_for_backup(self) -> None:
+        """Wait until the next copy to the host has ended."""
+        await self._backup_ended.wait()
+
+    # ---- hearing of it ----
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether a copy is under way: its slots will come back, or become evictable, by themselves."""
+        return bool(self.backups.running or self.loads.running)
+
+    def drain(self) -> bool:
+        """Let the tree know of the copies that have ended; whether there were any. In the middle of a step too."""
+        if not self.is_copying:
+            return False
+        done = self.transfer.take_done()
+        for copy in done:
+            if copy in self.loads.running:
+                self.loads.finish(copy)
+            elif copy in self.backups.running:
+                self.backups.finish(copy)
+                self._backup_ended.set()
+                self._backup_ended = anyio.Event()
+        return bool(done)
+
+    def _failed(self, operation: str, error: BaseException, num_tokens: int) -> None:
+        """A copy failed: a miss, and not the cache's end."""
+        self.num_failed_copies += 1
+        known = error if isinstance(error, TierError) else TransferError(str(error))
+        self._faults.append(TierFault(operation, known, num_tokens))
+
+    def take_faults(self) -> list[TierFault]:
+        """What failed since the last call."""
+        faults = list(self._faults)
+        self._faults.clear()
+        return faults
+
+    # ---- the end ----
+
+    def close(self) -> None:
+        """End every load and backup, and free what is on the host; the tree was flushed before. Does not wait."""
+        self.loads.close()
+        self.backups.close()
+
+    async def close_transfer(self) -> None:
+        """End the threads that copy. Waits for the copies under way, under a cancellation too."""
+        if not self.transfer.num_running():
+            self.transfer.close()
+            return
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self.transfer.close)
+
+    def stats(self) -> dict[str, Any]:
+        """The fields of `CacheStats` that are about these tiers."""
+        allocator = self.host.allocator
+        return {
+            "loading": self.loads.num_target_slots,
+            "host_slots": allocator.num_slots,
+            "host_free": allocator.available_size(),
+            "host_used": self.core.host_tokens,
+            "host_evictable": self.core.host_evictable_tokens,
+            "storing": self.host.num_held - self.core.host_tokens,
+            "load_backs": self.loads.num_done,
+            "load_back_tokens": self.loads.num_tokens,
+            "backups": self.backups.num_done,
+            "backuped_tokens": self.backups.num_tokens,
+            "failed_copies": self.num_failed_copies,
+            "host_evicted": self.host.num_evicted,
+            "prefetched_tokens": self.num_prefetched_tokens,
+        }
