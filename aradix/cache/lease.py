@@ -268,14 +268,15 @@ class Lease:
             self._entered()
 
     def allocate_nowait(self, num_tokens: int) -> None:
-        """As `allocate`, but never waits.
+        """As `allocate`, but never waits: under `write_back` what it evicts goes without a copy.
 
         Raises:
             OutOfSlotsError: there is not enough room now, or others wait for slots already.
         """
         hold, count = self._check_growth(num_tokens)
         cache = self._cache
-        if not cache._pressure.grow_now(hold, count):
+        tiers = cache._leases.tiers
+        if not (cache._pressure.grow_now(hold, count) if tiers is None else tiers.grow_hastily(hold, count)):
             self._check_size(hold, count)
             raise OutOfSlotsError(
                 f"no room for {count} more tokens now: {cache._pool.allocator.available_size()} slots are free, "

@@ -63,6 +63,7 @@ class Tiers:
         self.core = core
         self._leases = leases
         self._writes_back = params.write_policy == "write_back"
+        self._is_hasty = False
         self._backup_ended = anyio.Event()
         stream = self.transfer.load_stream if params.streams else None
         if params.streams and isinstance(stream, HostStream) and not isinstance(params.streams[0], HostStream):
@@ -102,7 +103,21 @@ class Tiers:
     def evict(self, num_tokens: int) -> list[Freed]:
         """Make room on the device for so many tokens, as the write policy has it; what came at once."""
         self.drain()
-        return self.backups.evict(num_tokens) if self._writes_back else self.core.evict(num_tokens)
+        if not self._writes_back or self._is_hasty:
+            return self.core.evict(num_tokens)
+        freed = self.backups.evict(num_tokens)
+        # Copies that are over as soon as they begin are no reason to wait.
+        while (missing := num_tokens - sum(len(one.slots) for one in freed)) > 0 and self.drain():
+            freed += self.backups.evict(missing)
+        return freed
+
+    def grow_hastily(self, hold: Hold, num_tokens: int) -> bool:
+        """Serve a growth that cannot wait: what has to be evicted for it goes without a copy."""
+        was_hasty, self._is_hasty = self._is_hasty, True
+        try:
+            return self._leases.pressure.grow_now(hold, num_tokens)
+        finally:
+            self._is_hasty = was_hasty
 
     @property
     def storing(self) -> list[Slots]:

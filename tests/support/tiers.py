@@ -133,20 +133,19 @@ class TieredScene:
         self.cache = cache
         self.host = host
         self.copier = copier
+        self.num_fenced_at_close = (0, 0)
+        """Slots of the device and of the host that were behind a copy when the cache had closed."""
 
     def compute(self, lease: Any, key: RadixKey) -> None:
         """Leave in each slot of a lease a stamp that says of which prefix it is the last token."""
-        ids = _ids(key)
-        for i, slot in enumerate(lease.slots.tolist()):
-            if i >= lease.num_matched:
-                self.copier.memory["device", slot] = (key.namespace, *ids[: i + 1])
+        for slot, stamp in list(zip(lease.slots.tolist(), _stamps(key), strict=False))[lease.num_matched :]:
+            self.copier.memory["device", slot] = stamp
 
-    def assert_right(self, lease: Any, key: RadixKey, num_tokens: int | None = None) -> None:
+    def assert_right(self, lease: Any, key: RadixKey) -> None:
         """Each slot of what a lease matched has the stamp of its prefix."""
-        ids = _ids(key)
-        num_tokens = lease.num_matched if num_tokens is None else num_tokens
+        num_tokens = lease.num_matched
         found = [self.copier.memory.get(("device", slot)) for slot in lease.slots.tolist()[:num_tokens]]
-        assert found == [(key.namespace, *ids[: i + 1]) for i in range(num_tokens)]
+        assert found == _stamps(key)[:num_tokens]
 
     async def fill(self, *keys: RadixKey, **options: Any) -> None:
         """Cache some keys as requests would; nobody pins them afterwards."""
@@ -157,8 +156,14 @@ class TieredScene:
                 lease.commit(key)
 
 
-def _ids(key: RadixKey) -> list[int]:
-    return [int(token) for token in key.token_ids()]
+def _stamps(key: RadixKey) -> list[int]:
+    """A number for each prefix of a key, in its namespace."""
+    stamps = []
+    stamp = hash(key.namespace)
+    for token in key.token_ids().tolist():
+        stamp = hash((stamp, token))
+        stamps.append(stamp)
+    return stamps
 
 
 @asynccontextmanager
@@ -201,7 +206,9 @@ async def opened_tiers(
     cache.check()
     allocator.check()
     host.allocator.check()
+    scene.num_fenced_at_close = (allocator.fenced_size(), host.fenced_size())
     copier.finish_all()
     allocator.reclaim()
+    host.allocator.reclaim()
     assert host.available_size() == num_host_slots
     assert allocator.available_size() + allocator.outside_size() == num_slots
