@@ -42,6 +42,7 @@ class Backups:
         self.num_done = 0
         self.num_tokens = 0
         self.running: dict[Copy, tuple[StoreJob, Slots]] = {}
+        self.on_begun: Callable[[], None] = lambda: None
         self.on_landed: Callable[[StoreJob, Landed], None] = lambda job, landed: None
         self._core = core
         self._pool = pool
@@ -106,6 +107,7 @@ class Backups:
             self._host.give_back(host_slots)
             return
         self.running[copy] = (job, host_slots)
+        self.on_begun()
 
     def finish(self, copy: Copy) -> None:
         """A copy has ended: what came over gets its nodes."""

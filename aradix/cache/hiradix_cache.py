@@ -51,6 +51,8 @@ class HiRadixCache(RadixCache):
         super().__init__(params)
         self._pressure.takes_from_core = False  # here an eviction is more than one call of the tree
         self._tiers = Tiers(params, self._tiered, self._leases, self._calls.fail, self._on_copies)
+        if self._tiers.transfer.needs_polling:
+            self._tiers.loads.on_begun = self._tiers.backups.on_begun = self._on_begun
 
     def _make_core(self, params: CacheInitParams) -> TieredCore:
         self._tiered = make_tiered_core(
@@ -65,6 +67,9 @@ class HiRadixCache(RadixCache):
         return self._tiered
 
     # ---- copies ----
+
+    def _on_begun(self) -> None:
+        self._background.somebody_waits()
 
     def _on_copies(self) -> None:
         """Copies ended, on whatever thread; who waits for them is served in a step of its own."""

@@ -87,6 +87,7 @@ class Loads:
         self.num_done = 0
         self.num_tokens = 0
         self.running: dict[Copy, _Load] = {}
+        self.on_begun: Callable[[], None] = lambda: None
         self._loads: dict[int, _Load] = {}
         self._core = core
         self._leases = leases
@@ -205,6 +206,7 @@ class Loads:
             self._pool.give_back(self._end(load, slots, 0, is_over=True), ())
             return True
         self.running[load.copy] = load
+        self.on_begun()
         return True
 
     def finish(self, copy: Copy) -> None:

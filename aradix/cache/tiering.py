@@ -64,7 +64,7 @@ class Tiers:
         self._leases = leases
         self._writes_back = params.write_policy == "write_back"
         self._is_hasty = False
-        self._backup_ended = anyio.Event()
+        self._backup_waiters: set[anyio.Event] = set()
         stream = self.transfer.load_stream if params.streams else None
         if params.streams and isinstance(stream, HostStream) and not isinstance(params.streams[0], HostStream):
             raise ConfigError(
@@ -136,7 +136,12 @@ class Tiers:
 
     async def wait_for_backup(self) -> None:
         """Wait until the next copy to the host has ended."""
-        await self._backup_ended.wait()
+        event = anyio.Event()
+        self._backup_waiters.add(event)
+        try:
+            await event.wait()
+        finally:
+            self._backup_waiters.discard(event)
 
     # ---- hearing of it ----
 
@@ -155,8 +160,10 @@ class Tiers:
                 self.loads.finish(copy)
             elif copy in self.backups.running:
                 self.backups.finish(copy)
-                self._backup_ended.set()
-                self._backup_ended = anyio.Event()
+                for event in self._backup_waiters:
+                    event.set()
+        if done:
+            self.begin_due()  # what had to wait for one of them, before it can be evicted
         return bool(done)
 
     def _failed(self, operation: str, error: BaseException, num_tokens: int) -> None:
