@@ -94,8 +94,13 @@ class SGLangCache:
         self.evicted_tokens = 0
 
     @staticmethod
+    def packed(tokens: list[int]) -> array[int]:
+        """Tokens in the container SGLang's engine keeps them in."""
+        return array("q", tokens)
+
+    @staticmethod
     def tokens_of(turn: Turn) -> array[int]:
-        """The tokens in the container SGLang's engine keeps them in."""
+        """A turn's tokens, as `packed` has them."""
         return array("q", turn.tokens.tolist())
 
     def turn(self, tokens: array[int], num_prompt: int, reads_slots: bool) -> None:
@@ -117,3 +122,18 @@ class SGLangCache:
             allocator.free_segment(row[matched : done.prefix_len].clone(), start_pos=matched)
         cache.unlock(lock)
         self.hit_tokens += matched
+
+    def put(self, tokens: array[int]) -> None:
+        """Insert new tokens, into slots that are free."""
+        names = self._sglang
+        value = self.allocator.alloc(len(tokens))
+        self.cache.insert(names.InsertParams(key=names.RadixKey(tokens), value=value))
+
+    def find(self, tokens: array[int]) -> int:
+        """How many of the tokens are cached."""
+        match = self.cache.match_prefix(self._sglang.MatchPrefixParams(key=self._sglang.RadixKey(tokens)))
+        return int(match.device_prefix_len)
+
+    def evict(self, num_tokens: int) -> None:
+        """Evict at least so many tokens."""
+        self.cache.evict(self._sglang.EvictParams(num_tokens=num_tokens))
