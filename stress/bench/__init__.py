@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stress.bench import contention, eviction, lease, lookup, turns
+from stress.bench import allocator, contention, eviction, lease, lookup, memory, turns, waiting
 
 __all__ = ["BENCHMARKS", "Benchmark"]
 
@@ -36,8 +36,11 @@ BENCHMARKS = {
     for name, module in {
         "turns": turns,
         "lease": lease,
+        "allocator": allocator,
         "eviction": eviction,
         "lookup": lookup,
+        "memory": memory,
+        "waiting": waiting,
         "contention": contention,
     }.items()
 }

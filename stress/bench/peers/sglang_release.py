@@ -21,7 +21,7 @@ from stress.bench.chats import Turn
 from stress.bench.peers import PeerMissing
 from stress.bench.peers.stand_ins import stand_ins
 
-__all__ = ["SGLangCache", "load_sglang"]
+__all__ = ["SGLangCache", "load_sglang", "sglang_allocator"]
 
 _UNUSED = ("datasets", "sgl_kernel", "torchvision")
 
@@ -59,6 +59,13 @@ def load_sglang() -> Any:
     )
 
 
+def sglang_allocator(sglang: Any, num_slots: int, page_size: int) -> Any:
+    """SGLang's own allocator for a pool of this size, on the CPU."""
+    if page_size == 1:
+        return sglang.TokenAllocator(num_slots, torch.bfloat16, "cpu", None, False)
+    return sglang.PagedAllocator(num_slots, page_size, torch.bfloat16, "cpu", None, False)
+
+
 class SGLangCache:
     """One of SGLang's caches with its own allocator, and a turn of a chat through its calls.
 
@@ -72,10 +79,7 @@ class SGLangCache:
     def __init__(self, sglang: Any, core: Literal["rust", "python"], page_size: int, num_slots: int) -> None:
         self._sglang = sglang
         self._frees_duplicates = core == "python"  # the unified cache does it itself, inside of insert
-        if page_size == 1:
-            self.allocator = sglang.TokenAllocator(num_slots, torch.bfloat16, "cpu", None, False)
-        else:
-            self.allocator = sglang.PagedAllocator(num_slots, page_size, torch.bfloat16, "cpu", None, False)
+        self.allocator = sglang_allocator(sglang, num_slots, page_size)
         unified = core == "rust"
         params = sglang.CacheInitParams(
             disable=False,
