@@ -7,10 +7,11 @@ them over. How they travel is not decided here.
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 
-from aradix.keys import Namespace
+from aradix.keys import TOKEN_BYTES, Namespace
 
-__all__ = ["AllBlocksCleared", "BlockRemoved", "BlockStored", "KVCacheEvent"]
+__all__ = ["AllBlocksCleared", "BlockRemoved", "BlockStored", "KVCacheEvent", "event_token_ids"]
 
 
 class BlockStored(msgspec.Struct, frozen=True, tag=True):
@@ -45,3 +46,12 @@ class AllBlocksCleared(msgspec.Struct, frozen=True, tag=True):
 
 
 KVCacheEvent = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+def event_token_ids(tokens: bytes | bytearray, item_bytes: int) -> list[int]:
+    """The ids as an event has them, of the bytes of a run of tokens or bigrams."""
+    ids = np.frombuffer(bytes(tokens), np.int32)
+    if item_bytes != TOKEN_BYTES:
+        ids = np.append(ids[::2], ids[-1])
+    result: list[int] = ids.tolist()
+    return result

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from aradix.cache.base_prefix_cache import BasePrefixCache
 from aradix.errors import UsageError
-from aradix.events import KVCacheEvent
+from aradix.events import BlockStored, KVCacheEvent, event_token_ids
 from aradix.params import CacheInitParams
 
 if TYPE_CHECKING:
     from aradix.cache.home import Home
     from aradix.tree.protocol import TreeCore
 
-__all__ = ["EventCalls", "EventSink", "EventSinks"]
+__all__ = ["EventCalls", "EventSink", "EventSinks", "stored_now"]
 
 EventSink = Callable[[list[KVCacheEvent]], None]
 
@@ -98,6 +98,19 @@ class EventSinks:
         self._sinks.clear()
 
 
+def stored_now(core: TreeCore, page_size: int) -> list[KVCacheEvent]:
+    """What `current_events` promises; nothing where no events are recorded."""
+    ends: dict[int, bytes | None] = {}
+    events: list[KVCacheEvent] = []
+    for view in core.walk():
+        parent_hash = ends.get(view.parent_id)
+        ends[view.node_id] = view.hashes[-1] if view.hashes else parent_hash
+        if view.hashes:
+            ids = event_token_ids(view.tokens, len(view.tokens) // view.num_tokens)
+            events.append(BlockStored(view.hashes, parent_hash, ids, page_size, view.namespace))
+    return events
+
+
 class EventCalls(BasePrefixCache):
     """The part of `RadixCache` that hands events over."""
 
@@ -116,6 +129,10 @@ class EventCalls(BasePrefixCache):
         if self._event_sinks:
             raise UsageError(f"{len(self._event_sinks)} event sinks take the events; remove them first")
         return self._core.take_events()
+
+    def current_events(self) -> list[KVCacheEvent]:
+        self._begin()
+        return stored_now(self._core, self._params.page_size)
 
     def add_event_sink(self, sink: EventSink) -> Callable[[], None]:
         self._begin_open()

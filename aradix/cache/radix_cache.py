@@ -27,7 +27,7 @@ from aradix.cache.audit import audit_cache
 from aradix.cache.event_sinks import EventCalls, EventSinks
 from aradix.cache.evictor import Background
 from aradix.cache.hold import Hold
-from aradix.cache.home import Home
+from aradix.cache.home import Home, is_cancellation
 from aradix.cache.lease import Lease, count_of
 from aradix.cache.leases import Leases, Passage, closed_error
 from aradix.cache.locks import Exclusive, StandingGate
@@ -140,7 +140,7 @@ class RadixCache(EventCalls):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool | None:
-        if error is not None and not _is_cancellation(error):
+        if error is not None and not is_cancellation(error):
             # The user's own error goes on as it is, not in a group; a failure in the background still comes first.
             await task_group.__aexit__(None, None, None)
             swallowed = None
@@ -482,10 +482,3 @@ def _expected(params: _Params, kind: type[_Params]) -> _Params:
 def _check_priority(priority: object) -> None:
     if isinstance(priority, bool) or not isinstance(priority, int):
         raise UsageError(f"priority must be an int, got {priority!r}")
-
-
-def _is_cancellation(error: BaseException) -> bool:
-    """Whether an exception belongs to a cancel scope, which has to see it, alone or among others."""
-    if isinstance(error, BaseExceptionGroup):
-        return any(_is_cancellation(inner) for inner in error.exceptions)
-    return isinstance(error, anyio.get_cancelled_exc_class())
