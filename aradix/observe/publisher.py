@@ -72,7 +72,8 @@ class KVEventPublisher:
     A DEALER that sends `[b"", start_seq]` to `replay_endpoint` gets `[b"", topic, seq, payload]` for each of the last
     10,000 batches from that one on, closed by seq -1 and an empty payload. Where they do not reach back so far, it gets
     one batch in their place that says all that is listed, under the last seq sent. `[b"", b"epoch"]` is answered by
-    `[b"", topic, epoch, b""]`: another epoch is another life of the publisher, which counts from 0 again.
+    `[b"", topic, epoch, b""]`: another epoch is another life of the publisher, which counts from 0 again (a
+    reader that skips what is not newer, as Dynamo's indexer does, has to be registered anew).
 
     Args:
         cache: open, and made with `enable_kv_cache_events=True`.
