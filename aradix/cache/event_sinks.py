@@ -6,7 +6,6 @@ the loop, takes them all and hands them on. So a turn of many steps costs one de
 
 from __future__ import annotations
 
-import abc
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from aradix.events import BlockStored, KVCacheEvent, event_token_ids
 from aradix.params import CacheInitParams
 
 if TYPE_CHECKING:
+    from aradix.cache.calls import Calls
     from aradix.cache.home import Home
     from aradix.tree.protocol import TreeCore
 
@@ -118,24 +118,20 @@ class EventCalls(BasePrefixCache):
     _core: TreeCore
     _home: Home | None
     _event_sinks: EventSinks
-
-    @abc.abstractmethod
-    def _begin(self) -> None: ...
-    @abc.abstractmethod
-    def _begin_open(self) -> None: ...
+    _calls: Calls
 
     def take_events(self) -> list[KVCacheEvent]:
-        self._begin()
+        self._calls.begin()
         if self._event_sinks:
             raise UsageError(f"{len(self._event_sinks)} event sinks take the events; remove them first")
         return self._core.take_events()
 
     def current_events(self) -> list[KVCacheEvent]:
-        self._begin()
+        self._calls.begin()
         return stored_now(self._core, self._params.page_size)
 
     def add_event_sink(self, sink: EventSink) -> Callable[[], None]:
-        self._begin_open()
+        self._calls.begin_open()
         if not callable(sink):
             raise UsageError(f"an event sink is called with a list of events, got {sink!r}")
         if not self._params.enable_kv_cache_events:
