@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from aradix.cache.base_prefix_cache import BasePrefixCache
 from aradix.errors import UsageError
-from aradix.events import BlockStored, KVCacheEvent, event_token_ids
+from aradix.events import BlockStored, KVCacheEvent, event_tokens
 from aradix.params import CacheInitParams
 
 if TYPE_CHECKING:
@@ -106,8 +106,8 @@ def stored_now(core: TreeCore, page_size: int) -> list[KVCacheEvent]:
         parent_hash = ends.get(view.parent_id)
         ends[view.node_id] = view.hashes[-1] if view.hashes else parent_hash
         if view.hashes:
-            ids = event_token_ids(view.tokens, len(view.tokens) // view.num_tokens)
-            events.append(BlockStored(view.hashes, parent_hash, ids, page_size, view.namespace))
+            tokens = event_tokens(view.tokens, len(view.tokens) // view.num_tokens)
+            events.append(BlockStored(b"".join(view.hashes), parent_hash, tokens, page_size, view.namespace))
     return events
 
 

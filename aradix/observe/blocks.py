@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import abc
 import hashlib
-from array import array
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
+
+import numpy as np
 
 from aradix.errors import InvariantError
 from aradix.events import BlockRemoved, BlockStored, KVCacheEvent
@@ -31,10 +32,15 @@ def _short(digest: bytes) -> int:
     return int.from_bytes(digest[:8], "big")
 
 
+def _shorts(digests: bytes) -> list[int]:
+    """The first 64 bits of each digest of a run."""
+    shorts: list[int] = np.frombuffer(digests, ">u8")[::4].tolist()
+    return shorts
+
+
 def _ids(tokens: bytes) -> list[int]:
-    ids = array("i")
-    ids.frombytes(tokens)
-    return ids.tolist()
+    ids: list[int] = np.frombuffer(tokens, np.int32).tolist()
+    return ids
 
 
 class BlockBook(abc.ABC):
@@ -122,15 +128,14 @@ class PageBlocks(BlockBook):
     """Pages are blocks: nothing is cut, and nothing has to be known of what came before."""
 
     def _stored(self, event: BlockStored) -> list[WireEvent]:
-        hashes = [_short(digest) for digest in event.block_hashes]
+        hashes = _shorts(event.digests)
         parent = None if event.parent_block_hash is None else _short(event.parent_block_hash)
         if self._keeps:
             self._keep(hashes, parent, event)
         return [Stored(hashes, parent, event.token_ids, event.namespace, event.medium)]
 
     def _keep(self, hashes: list[int], parent: int | None, event: BlockStored) -> None:
-        tokens = array("i", event.token_ids).tobytes()
-        size = self.block_size * TOKEN_BYTES
+        tokens, size = event.tokens, self.block_size * TOKEN_BYTES
         counts = self._media.setdefault(event.medium, {})
         for index, block_hash in enumerate(hashes):
             counts[block_hash] = 1
@@ -139,7 +144,7 @@ class PageBlocks(BlockBook):
             parent = block_hash
 
     def _removed(self, event: BlockRemoved) -> list[WireEvent]:
-        hashes = [_short(digest) for digest in event.block_hashes]
+        hashes = _shorts(event.digests)
         if self._keeps:
             counts = self._media.get(event.medium, {})
             for block_hash in hashes:
@@ -182,11 +187,10 @@ class CutBlocks(BlockBook):
                 raise InvariantError(f"pages were stored after {event.parent_block_hash.hex()}, which nobody told of")
             page = found
         size = self._page_size * TOKEN_BYTES
-        tokens = array("i", event.token_ids).tobytes()
+        tokens = event.tokens
         here = self._pages_on.setdefault(event.medium, set())
         fresh: list[tuple[int, _Block]] = []
-        for index, digest in enumerate(event.block_hashes):
-            key = _short(digest)
+        for index, key in enumerate(_shorts(event.digests)):
             known = self._pages.get(key)
             page, blocks = self._cut(page, tokens[index * size : (index + 1) * size], event.namespace)
             if known is None:
@@ -218,8 +222,7 @@ class CutBlocks(BlockBook):
     def _removed(self, event: BlockRemoved) -> list[WireEvent]:
         here = self._pages_on.get(event.medium, set())
         gone: list[int] = []
-        for digest in event.block_hashes:
-            key = _short(digest)
+        for key in _shorts(event.digests):
             if key not in here:
                 continue
             here.remove(key)

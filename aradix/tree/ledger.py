@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from aradix.events import BlockRemoved, BlockStored, KVCacheEvent, event_token_ids
+from aradix.events import BlockRemoved, BlockStored, KVCacheEvent, event_tokens
 from aradix.keys import TOKEN_BYTES, Namespace, extend_hash_chain
 from aradix.policies import LRU, EvictionPolicy, state_reader
 from aradix.tree.evictable import EvictableIndex
@@ -267,12 +267,12 @@ class Ledger:
         assert leaf.parent is not None
         parent_hash = leaf.parent.hashes[-1] if leaf.parent.hashes else None
         leaf.hashes = extend_hash_chain(parent_hash or leaf.namespace.digest(), leaf.tokens, self._page_bytes)
-        ids = event_token_ids(leaf.tokens, self._item_bytes)
-        self._record(BlockStored(list(leaf.hashes), parent_hash, ids, self.page_size, leaf.namespace))
+        tokens = event_tokens(leaf.tokens, self._item_bytes)
+        self._record(BlockStored(b"".join(leaf.hashes), parent_hash, tokens, self.page_size, leaf.namespace))
 
     def _record_removed(self, node: TreeNode, first_page: int) -> None:
         if self._events is not None and node.hashes:
-            self._record(BlockRemoved(node.hashes[first_page:]))
+            self._record(BlockRemoved(b"".join(node.hashes[first_page:])))
 
     def _record(self, event: KVCacheEvent) -> None:
         assert self._events is not None

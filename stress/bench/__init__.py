@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stress.bench import contention, eviction, lease, turns
+from stress.bench import contention, events, eviction, lease, turns
 
 __all__ = ["BENCHMARKS", "Benchmark"]
 
@@ -23,7 +23,15 @@ class Benchmark:
     profile: Callable[[], str] | None = None
 
 
+_MODULES = {
+    "turns": turns,
+    "lease": lease,
+    "eviction": eviction,
+    "contention": contention,
+    "events": events,
+}
+
 BENCHMARKS = {
     name: Benchmark(module.ABOUT, module.measure, module.table, module.draw, getattr(module, "profile", None))
-    for name, module in {"turns": turns, "lease": lease, "eviction": eviction, "contention": contention}.items()
+    for name, module in _MODULES.items()
 }

@@ -13,17 +13,21 @@ from aradix.observe.blocks import BlockBook, CutBlocks, PageBlocks, make_blocks
 from aradix.observe.wire import Cleared, Removed, Stored
 
 
+def packed(ids: list[int]) -> bytes:
+    return RadixKey(ids).token_ids().tobytes()
+
+
 def stored(ids: list[int], page_size: int, start: int = 0, **options: Any) -> BlockStored:
     """The event of the pages of some tokens, from page `start` on."""
     namespace = options.pop("namespace", Namespace())
     hashes = RadixKey(ids, namespace).hash_chain(page_size)
     parent = hashes[start - 1] if start else None
-    tokens = ids[start * page_size : len(hashes) * page_size]
-    return BlockStored(hashes[start:], parent, tokens, page_size, namespace, **options)
+    tokens = packed(ids[start * page_size : len(hashes) * page_size])
+    return BlockStored(b"".join(hashes[start:]), parent, tokens, page_size, namespace, **options)
 
 
 def removed(ids: list[int], page_size: int, start: int = 0, **options: Any) -> BlockRemoved:
-    return BlockRemoved(RadixKey(ids).hash_chain(page_size)[start:], **options)
+    return BlockRemoved(b"".join(RadixKey(ids).hash_chain(page_size)[start:]), **options)
 
 
 def book(page_size: int, block_size: int) -> BlockBook:
@@ -126,13 +130,13 @@ def test_of_bigrams_the_first_tokens_count() -> None:
     blocks = make_blocks(2, 2, is_bigram=True, keeps=True)
     assert isinstance(blocks, CutBlocks)
     first, second = view.hash_chain(2), other.hash_chain(2)
-    (event,) = blocks.apply(BlockStored(first, None, [1, 2, 3, 4, 5], 2, Namespace()))
+    (event,) = blocks.apply(BlockStored(b"".join(first), None, packed([1, 2, 3, 4, 5]), 2, Namespace()))
     assert isinstance(event, Stored)
     assert event.token_ids == [1, 2, 3, 4]
     # To a router, which sees tokens, the last block is the same: it is there until both are gone.
-    assert blocks.apply(BlockStored(second[1:], first[0], [3, 4, 9], 2, Namespace())) == []
-    assert blocks.apply(BlockRemoved(first[1:])) == []
-    assert blocks.apply(BlockRemoved(second[1:])) == [Removed(event.hashes[1:], "GPU")]
+    assert blocks.apply(BlockStored(second[1], first[0], packed([3, 4, 9]), 2, Namespace())) == []
+    assert blocks.apply(BlockRemoved(first[1])) == []
+    assert blocks.apply(BlockRemoved(second[1])) == [Removed(event.hashes[1:], "GPU")]
 
 
 def test_a_page_after_one_that_nobody_told_of_is_our_bug() -> None:

@@ -163,11 +163,11 @@ def test_tiers_are_told_apart(indexer: Indexer) -> None:
         async with opened(256, BLOCK, enable_kv_cache_events=True) as cache:
             async with KVEventPublisher(cache, "tcp://0.0.0.0:*", "tcp://127.0.0.1:*") as published:
                 prompt = key(range(64))
-                digests, ids = prompt.hash_chain(BLOCK), list(prompt)
+                digests, tokens = prompt.hash_chain(BLOCK), prompt.token_ids().tobytes()
 
                 def held_on(medium: str, num_blocks: int) -> BlockStored:
-                    stored = digests[:num_blocks], None, ids[: num_blocks * BLOCK], BLOCK, Namespace(), medium
-                    return BlockStored(*stored)
+                    stored = b"".join(digests[:num_blocks])
+                    return BlockStored(stored, None, tokens[: len(stored) * BLOCK // 8], BLOCK, Namespace(), medium)
 
                 model = await anyio.to_thread.run_sync(indexer.register, published, BLOCK)
                 await follow(indexer, cache, published, model)
@@ -175,11 +175,11 @@ def test_tiers_are_told_apart(indexer: Indexer) -> None:
                 await follow(indexer, cache, published, model)
                 found = await anyio.to_thread.run_sync(indexer.found, model, prompt)
                 assert found["gpu"] == 64
-                published._put([BlockRemoved(digests[1:])])
+                published._put([BlockRemoved(b"".join(digests[1:]))])
                 await follow(indexer, cache, published, model)
                 found = await anyio.to_thread.run_sync(indexer.found, model, prompt)
                 assert (found["gpu"], found["cpu"]) == (16, 48)
-                published._put([BlockRemoved(digests[1:3], medium="CPU"), held_on("DISK", 2)])
+                published._put([BlockRemoved(b"".join(digests[1:3]), medium="CPU"), held_on("DISK", 2)])
                 await follow(indexer, cache, published, model)
                 found = await anyio.to_thread.run_sync(indexer.found, model, prompt)
                 assert (found["gpu"], found["cpu"], found["disk"]) == (16, 16, 32)
