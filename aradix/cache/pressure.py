@@ -15,16 +15,13 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import anyio
-import numpy as np
 
-from aradix.cache.hold import Hold
+from aradix.cache.hold import NO_SLOTS, Hold
 from aradix.cache.pool import SlotPool
 from aradix.errors import RequestTooLargeError, RetractError
 from aradix.tree.protocol import Slots, TreeCore
 
 __all__ = ["Admissions", "Pressure", "SlotWaiter"]
-
-_NO_SLOTS: Slots = np.empty(0, np.int64)
 
 
 class SlotWaiter:
@@ -82,6 +79,9 @@ class Admissions(Protocol):
     def evict_slots(self, num_slots: int) -> int:
         """Evict so many tokens into the allocator."""
 
+    def note_evicted(self, num_slots: int) -> None:
+        """So many tokens were evicted on the way to somebody who took their slots."""
+
     def others_can_release(self) -> bool:
         """Whether slots are pinned or held by something that is not an entered lease."""
 
@@ -117,7 +117,11 @@ class Pressure:
         Something may have been evicted into limbo where the slots are only behind a fence: they are then on their way.
         """
         if num_slots == 0:
-            return _NO_SLOTS
+            return NO_SLOTS
+        if stream is None and (taken := self._pool.take_from(self._core, num_slots)) is not None:
+            self._cache.note_evicted(taken[1])
+            self._cache.after_take()
+            return taken[0]
         was_busy, self._busy = self._busy, True
         try:
             slots = self._pool.take(num_slots, stream) if num_slots <= self._pool.num_coming else None
@@ -141,8 +145,10 @@ class Pressure:
         if slots is None:
             return False
         hold.add(slots, num_tokens)
-        self._cache.count_query(hold)
-        self._catch_up()
+        if not hold.counted:
+            self._cache.count_query(hold)
+        if self._again:
+            self._catch_up()
         return True
 
     def admit_now(self, hold: Hold, num_tokens: int) -> bool:
@@ -317,7 +323,7 @@ class Pressure:
             return False
         if self._cache.others_can_release():
             return False
-        return all(hold.waiting or not (hold.own or hold.published) for hold in self._holds.values())
+        return all(hold.waiting or not (hold.num_own_slots or hold.published) for hold in self._holds.values())
 
     def _num_missing(self, waiter: SlotWaiter) -> int:
         hold = waiter.hold

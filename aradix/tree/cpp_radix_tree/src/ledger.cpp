@@ -237,13 +237,12 @@ void Ledger::remove_leaf(Handle leaf, bool merge) {
         try_merge(parent);
 }
 
-nb::object Ledger::trim(Handle handle, int64_t count) {
+void Ledger::trim(Handle handle, int64_t count) {
     Node &leaf = at(handle);
     int64_t keep = num_tokens(leaf) - count;
     record_removed(leaf, static_cast<size_t>(keep) / page_size_);
     ranking_.discard(handle);
     ids_.erase(id_hash(leaf.id), handle);
-    nb::object slots = slots_copy(leaf, keep);
     size_t size = static_cast<size_t>(count) * item_bytes_;
     leaf.slots.drop_back(static_cast<size_t>(count), page_size_);
     leaf.tokens.drop_back(size);
@@ -254,7 +253,6 @@ nb::object Ledger::trim(Handle handle, int64_t count) {
     ids_.insert(id_hash(leaf.id), handle);
     evictable_tokens -= count;
     refile(handle);
-    return slots;
 }
 
 void Ledger::prune(Handle handle) {
