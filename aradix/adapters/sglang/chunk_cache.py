@@ -19,7 +19,8 @@ from aradix.adapters.sglang.records import (
     MatchPrefixParams,
     MatchResult,
 )
-from aradix.adapters.sglang.requests import committed_len, computed_ids, free_slots, row_of
+from aradix.adapters.sglang.requests import free_slots
+from aradix.cache.request_rows import committed_len, computed_ids, row_slots
 
 __all__ = ["ChunkCache"]
 
@@ -48,10 +49,10 @@ class ChunkCache(BasePrefixCache):
 
     def cache_finished_req(self, req: Any, is_insert: bool = True, *, kv_len_to_handle: int | None = None) -> None:
         protected = getattr(req, "cache_protected_len", 0)
-        free_slots(self, row_of(self, req, protected, committed_len(req, kv_len_to_handle)))
+        free_slots(self, row_slots(self.req_to_token_pool, req, protected, committed_len(req, kv_len_to_handle)))
 
     def cache_unfinished_req(self, req: Any, chunked: bool = False) -> None:
-        req.prefix_indices = row_of(self, req, 0, len(computed_ids(req)))
+        req.prefix_indices = row_slots(self.req_to_token_pool, req, 0, len(computed_ids(req)))
 
     def evict(self, params: EvictParams) -> EvictResult:
         return EvictResult()

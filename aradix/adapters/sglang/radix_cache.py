@@ -27,7 +27,7 @@ from aradix.adapters.sglang.records import (
     MatchPrefixParams,
     MatchResult,
 )
-from aradix.adapters.sglang.requests import RequestTable
+from aradix.adapters.sglang.requests import RequestCalls
 from aradix.adapters.sglang.strategies import EvictionStrategy, get_eviction_strategy, policy_of
 from aradix.errors import ConfigError, InvariantError, UsageError
 from aradix.keys import BIGRAM_BYTES, DEFAULT_NAMESPACE, TOKEN_BYTES, Namespace
@@ -42,7 +42,7 @@ __all__ = ["RadixCache"]
 _SHOWN_TOKENS = 10
 
 
-class RadixCache(RequestTable, BasePrefixCache):
+class RadixCache(RequestCalls, BasePrefixCache):
     """The prefix cache. `BasePrefixCache` says what each call does, `CacheInitParams` what can be set.
 
     Raises:
