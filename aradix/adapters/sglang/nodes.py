@@ -32,7 +32,7 @@ class TreeNode:
     def __init__(self, id: int | None = None, priority: int = 0) -> None:  # noqa: A002 (their name for it)
         self.children: dict[Any, TreeNode] = {}
         self.parent: TreeNode | None = None
-        self.key: RadixKey | None = None
+        self.key: Any = None
         self.value: Any = None
         self.lock_ref = 0
         self.last_access_time: float = time.monotonic()
@@ -146,7 +146,7 @@ class NodeInTree(TreeNode):
         return self.ref.node_id
 
     @property
-    def key(self) -> RadixKey:  # type: ignore[override]
+    def key(self) -> RadixKey:
         view = self._view()
         ids = np.frombuffer(view.tokens, np.int32)
         if self._cache.is_eagle:

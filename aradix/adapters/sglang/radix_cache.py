@@ -156,7 +156,7 @@ class RadixCache(RequestCalls, BasePrefixCache):
     def children_named(self, node_ids: list[int]) -> dict[Any, TreeNode]:
         """Views of nodes, by what their parent knows them by."""
         nodes = [self.node_named(node_id) for node_id in node_ids]
-        return {node.key.child_key(self.page_size): node for node in nodes if node.key is not None}
+        return {node.key.child_key(self.page_size): node for node in nodes}
 
     # ---- looking up and inserting ----
 

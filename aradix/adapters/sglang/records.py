@@ -102,6 +102,8 @@ class CacheInitParams:
             raise ConfigError(f"page_size must be an int of at least 1, got {self.page_size!r}")
         if self.evict_unit not in (None, "page", "node"):
             raise ConfigError(f"evict_unit must be 'page', 'node' or None, got {self.evict_unit!r}")
+        if self.tree_core not in ("auto", "python", "cpp"):
+            raise ConfigError(f"tree_core must be 'auto', 'python' or 'cpp', got {self.tree_core!r}")
         for name in ("enable_mamba_extra_buffer", "sliding_window_size", "enable_session_radix_cache"):
             if getattr(self, name):
                 raise ConfigError(
