@@ -54,17 +54,26 @@ class Requests:
             pool.disown(pages)  # only looked at: what follows may rely on it
             self._publish(req, view)
             pages = self._own_pages(req, num_committed)
+        node = self._node_of(req)
         self._take_over(pages)
-        node, req.last_node = self._node_of(req), None
+        req.last_node = None
         pool.give_back_all(pins.unpin(node) if pins.has(node) else [])
         pool.give_back(pages, pool.streams)
         self._leases.changed()
 
     # ---- parts of a step ----
 
-    @staticmethod
-    def _node_of(req: RequestRow) -> NodeRef:
-        return NOWHERE if req.last_node is None else req.last_node
+    def _node_of(self, req: RequestRow) -> NodeRef:
+        """The place that a request has pinned. UsageError if it has not, or says that it owns less of its row."""
+        node: NodeRef = NOWHERE if req.last_node is None else req.last_node
+        if node.depth != req.cache_protected_len:
+            raise UsageError(
+                f"the request has pinned {node.depth} tokens, but says that the tree owns {req.cache_protected_len} of "
+                "its row; set cache_protected_len to what was matched, and finish a request once"
+            )
+        if node != NOWHERE and not self._leases.low_pins.has(node):
+            raise UsageError(f"the request's last_node {node!r} is not pinned; inc_lock_ref it when it is matched")
+        return node
 
     def _own_pages(self, req: RequestRow, num_committed: int) -> Slots:
         """The slots of every page that the request owns something of: the last page may be used in part."""
@@ -81,17 +90,11 @@ class Requests:
 
     def _publish(self, req: RequestRow, view: RadixKey) -> None:
         page_size = self._params.page_size
-        node, start = self._node_of(req), req.cache_protected_len
-        if node.depth != start:
-            raise UsageError(
-                f"the request has pinned {node.depth} tokens, but says that the tree owns {start} of its row; "
-                "set cache_protected_len to what was matched"
-            )
+        node = self._node_of(req)
+        start = node.depth
         stop = len(view) // page_size * page_size
         if stop <= start:
             return
-        if node != NOWHERE and not self._leases.low_pins.has(node):
-            raise UsageError(f"the request's last_node {node!r} is not pinned; inc_lock_ref it when it is matched")
         if self._core.is_detached(node.node_id):
             return  # flushed since: what was computed before is published no more
         table = self._params.req_to_token_pool
