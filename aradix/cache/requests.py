@@ -95,15 +95,13 @@ class Requests:
         stop = len(view) // page_size * page_size
         if stop <= start:
             return
-        if self._core.is_detached(node.node_id):
-            return  # flushed since: what was computed before is published no more
         table = self._params.req_to_token_pool
         slots = row_slots(table, req, start, stop).cpu().numpy()
         ready = self._leases.record_ready(self._leases.pool.streams)
         self._take_over(slots)
         done = self._extend(node, view, slots, getattr(req, "priority", 0) or 0, ready)
         if done is None:
-            self._leases.pool.disown(slots)
+            self._leases.pool.disown(slots)  # they stay the request's
             return
         adopted_from, adopted_to = done.prefix_len - start, done.end - start
         if adopted_to < len(slots):  # a gate stands in the way; the next call tries again
@@ -119,13 +117,16 @@ class Requests:
         self._leases.order_after(self._leases.pool.streams, done.ready)
 
     def _extend(self, node: NodeRef, view: RadixKey, slots: Slots, priority: int, ready: Any) -> Inserted | None:
-        """Add a key below the place that a request stands on; None where the very root has a gate."""
+        """Add a key below the place that a request stands on.
+
+        None where it was flushed since, so that what was computed before is published no more, or its root has a gate.
+        """
         if node != NOWHERE:
             return self._core.extend(self._leases.low_pins.node_id(node), view, slots, priority=priority, ready=ready)
         root = self._core.match(view, limit=0, pin=True)
         if root.gate:
             return None
         done = self._core.extend(root.node_id, view, slots, priority=priority, ready=ready)
-        if not done.end:
+        if done is not None and not done.end:
             self._leases.pool.give_back_all(self._core.unpin(done.node_id, touch=False))
         return done

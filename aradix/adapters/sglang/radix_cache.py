@@ -203,11 +203,11 @@ class RadixCache(RequestCalls, BasePrefixCache):
     def evict(self, params: EvictParams) -> EvictResult:
         if self.disable or params.num_tokens <= 0:
             return EvictResult()
-        freed = self.core.evict(params.num_tokens)
-        for slots, _ in freed:
-            if self.token_to_kv_pool_allocator is not None:
+        freed = [part.slots for part in self.core.evict(params.num_tokens)]
+        if self.token_to_kv_pool_allocator is not None:
+            for slots in freed:
                 self.token_to_kv_pool_allocator.free(self.on_device(slots))
-        return EvictResult(num_tokens_evicted=sum(len(slots) for slots, _ in freed))
+        return EvictResult(num_tokens_evicted=sum(map(len, freed)))
 
     # ---- locks ----
 
