@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stress.bench import contention, eviction, lease, turns
+from stress.bench import contention, eviction, lease, transfer, turns
 
 __all__ = ["BENCHMARKS", "Benchmark"]
 
@@ -25,5 +25,11 @@ class Benchmark:
 
 BENCHMARKS = {
     name: Benchmark(module.ABOUT, module.measure, module.table, module.draw, getattr(module, "profile", None))
-    for name, module in {"turns": turns, "lease": lease, "eviction": eviction, "contention": contention}.items()
+    for name, module in {
+        "turns": turns,
+        "lease": lease,
+        "eviction": eviction,
+        "contention": contention,
+        "transfer": transfer,
+    }.items()
 }
