@@ -63,6 +63,7 @@ class Tree:
         item_bytes: int,
         whole_nodes: bool,
         record_events: bool,
+        merge: bool,
         policy: str,
         protected_from: int,
         user_policy: EvictionPolicy,
@@ -94,6 +95,8 @@ class Tree:
         priority: int = 0,
         ready: tuple[Ready, ...] = (),
         past_pending: bool = False,
+        held_hits: int = 1,
+        new_hits: int = 0,
     ) -> Inserted | int: ...
     def extend(
         self, node_id: int, key: RadixKey, slots: Slots, *, priority: int = 0, ready: tuple[Ready, ...] = ()
@@ -115,4 +118,6 @@ class Tree:
     def evict_below(self, node_id: int) -> list[Freed]: ...
     def take_from(self, table: PageTable, num_slots: int, state: int) -> tuple[Slots, int] | None: ...
     def take_events(self) -> list[KVCacheEvent]: ...
+    def view(self, node_id: int) -> NodeView: ...
+    def child_ids(self, node_id: int) -> list[int]: ...
     def walk(self, *, detached: bool = False) -> Iterator[NodeView]: ...

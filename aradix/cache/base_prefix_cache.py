@@ -24,6 +24,7 @@ from aradix.params import (
 if TYPE_CHECKING:
     from aradix.cache.lease import Lease
     from aradix.cache.locks import Exclusive
+    from aradix.cache.request_rows import RequestRow
 
 __all__ = ["BasePrefixCache"]
 
@@ -140,6 +141,38 @@ class BasePrefixCache(abc.ABC):
 
         Raises:
             UsageError: there is none to undo.
+        """
+
+    @abc.abstractmethod
+    def cache_unfinished_req(self, req: RequestRow, chunked: bool = False) -> None:
+        """Publish the whole pages of a request's `fill_ids`, and move its pin and its row there. Does not wait.
+
+        `last_node`, `cache_protected_len` and `prefix_indices` are set. Its slots of what the tree held already go
+        back. After a flush of what it stands on, and below a subtree that somebody has, nothing is published.
+
+        Args:
+            req: it has pinned `last_node` with `inc_lock_ref`, and the slots in its row are its own from there on.
+            chunked: more of the prompt follows. Nothing depends on it: what a request published is no hit of its own.
+
+        Raises:
+            UsageError: the request and its pin do not fit, or slots of its row are not its own. Nothing was changed.
+        """
+
+    @abc.abstractmethod
+    def cache_finished_req(
+        self, req: RequestRow, is_insert: bool = True, *, kv_len_to_handle: int | None = None
+    ) -> None:
+        """Publish what a request has computed, give back all other slots of its row, and unpin. Does not wait.
+
+        For a request that ends, is aborted or retracted. Over-allocated slots (`kv_allocated_len`) go back too.
+
+        Args:
+            req: as for `cache_unfinished_req`; `last_node` is `None` afterwards. Its row is the scheduler's to free.
+            is_insert: whether to publish.
+            kv_len_to_handle: tokens whose KV is complete, instead of what the request says.
+
+        Raises:
+            UsageError: as for `cache_unfinished_req`.
         """
 
     # ---- looking and clearing ----

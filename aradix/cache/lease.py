@@ -298,18 +298,18 @@ class Lease:
 
     def _checked_commit(self, hold: Hold, given: RadixKey) -> RadixKey:
         view, key = self._cache._view(given), hold.key
-        num_tokens = view.num_items
+        num_tokens, unit = view.num_items, "bigrams" if view.is_bigram else "tokens"
         if not (view.is_prefix_of(key) if num_tokens < key.num_items else key.is_prefix_of(view)):
             if view.namespace != key.namespace:
                 raise UsageError(f"the key is in {view.namespace}, the lease in {key.namespace}")
             raise UsageError(
-                f"the key of {num_tokens} tokens and the lease's of {len(key)} are not prefixes of one another"
+                f"the key of {num_tokens} {unit} and the lease's of {len(key)} are not prefixes of one another"
             )
         if num_tokens < hold.committed:
-            raise UsageError(f"the key has {num_tokens} tokens, but {hold.committed} are matched or committed already")
+            raise UsageError(f"the key has {num_tokens} {unit}, but {hold.committed} are matched or committed already")
         if num_tokens > hold.published + hold.num_own:
             raise UsageError(
-                f"the key has {num_tokens} tokens, but slots are held for {hold.num_tokens}; allocate() first"
+                f"the key has {num_tokens} {unit}, but slots are held for {hold.num_tokens}; allocate() first"
             )
         return view
 

@@ -31,6 +31,8 @@ from aradix.cache.leases import Leases, Passage
 from aradix.cache.locks import Exclusive, StandingGate
 from aradix.cache.low_level import value_array
 from aradix.cache.pressure import too_large
+from aradix.cache.request_rows import RequestRow, committed_len, computed_ids, joined_ids
+from aradix.cache.requests import Requests
 from aradix.cache.views import make_snapshot, make_stats, print_tree
 from aradix.errors import InvalidKeyError, InvariantError, UsageError
 from aradix.keys import BIGRAM_BYTES, TOKEN_BYTES, Namespace, RadixKey
@@ -88,6 +90,7 @@ class RadixCache(EventCalls):
         self._pressure = self._leases.pressure
         self._gates = self._leases.gates
         self._low_pins = self._leases.low_pins
+        self._requests = Requests(params, self._core, self._leases)
         self._pressure.on_change = self._on_change
         self._event_sinks = EventSinks(self._core, self._calls.fail)
         self._home: Home | None = None
@@ -360,6 +363,19 @@ class RadixCache(EventCalls):
         num_evictable = self._core.evictable_tokens - before
         self._leases.changed()
         return num_evictable
+
+    def cache_unfinished_req(self, req: RequestRow, chunked: bool = False) -> None:
+        self._calls.begin_open()
+        ids = computed_ids(req)
+        self._requests.unfinished(req, self._view(RadixKey(ids, req.extra_key)), len(ids))
+
+    def cache_finished_req(
+        self, req: RequestRow, is_insert: bool = True, *, kv_len_to_handle: int | None = None
+    ) -> None:
+        self._calls.begin_open()
+        num_tokens = committed_len(req, kv_len_to_handle)
+        view = self._view(RadixKey(joined_ids(req)[:num_tokens], req.extra_key)) if is_insert else None
+        self._requests.finished(req, view, num_tokens)
 
     # ---- looking and clearing ----
 

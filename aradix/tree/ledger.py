@@ -31,6 +31,7 @@ class Ledger:
         evict_unit: Literal["page", "node"] = "page",
         record_events: bool = False,
         backup_hits: int | None = None,
+        merge: bool = True,
     ) -> None:
         self.page_size = page_size
         self.failure: BaseException | None = None
@@ -48,7 +49,7 @@ class Ledger:
         self._policy: EvictionPolicy = policy or LRU()
         self._state_of = state_reader(self._policy)
         self._whole_nodes = evict_unit == "node"
-        self.merges = not self._whole_nodes
+        self.merges = merge and not self._whole_nodes
         self._events: list[KVCacheEvent] | None = [] if record_events else None
         self._tick = 0
         self._last_id = 0

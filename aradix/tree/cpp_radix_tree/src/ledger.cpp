@@ -19,7 +19,8 @@ Ledger::Ledger(const Settings &settings, Policy policy, int64_t protected_from, 
       page_bytes_(settings.page_size * settings.item_bytes),
       item_shift_(std::countr_zero(settings.item_bytes)), whole_nodes_(settings.whole_nodes),
       records_events_(settings.record_events),
-      ranking_(records_, nodes_, policy, protected_from, std::move(user), settings.item_bytes, !settings.whole_nodes),
+      ranking_(records_, nodes_, policy, protected_from, std::move(user), settings.item_bytes,
+               settings.merge && !settings.whole_nodes),
       seed_(secret()) {}
 
 Ledger::Step::Step(Ledger &ledger) : ledger_(ledger) {

@@ -28,6 +28,7 @@ struct Settings {
     size_t item_bytes;
     bool whole_nodes;
     bool record_events;
+    bool merge;
 };
 
 class Ledger {
@@ -80,6 +81,7 @@ protected:
     // Every node at or below one, a parent before its children, in order.
     void preorder(Handle top, std::vector<Handle> &found) const;
     std::vector<Handle> root_list(bool detached) const;
+    Handle first_root() const { return live_roots_.first; }
 
     // ---- making and unmaking nodes ----
 

@@ -28,12 +28,12 @@ Policy policy_named(const std::string &name) {
     throw nb::value_error("no such policy");
 }
 
-void make_tree(Tree *tree, size_t page_size, size_t item_bytes, bool whole_nodes, bool record_events,
+void make_tree(Tree *tree, size_t page_size, size_t item_bytes, bool whole_nodes, bool record_events, bool merge,
                const std::string &policy, int64_t protected_from, nb::object user_policy, nb::object state,
                nb::object index, nb::object leaf) {
     if (page_size == 0 || page_size > (size_t{1} << 32) || (item_bytes != 4 && item_bytes != 8))
         throw nb::value_error("page_size must be at least 1, item_bytes 4 or 8");
-    new (tree) Tree(aradix::Settings{page_size, item_bytes, whole_nodes, record_events}, policy_named(policy),
+    new (tree) Tree(aradix::Settings{page_size, item_bytes, whole_nodes, record_events, merge}, policy_named(policy),
                     protected_from, aradix::UserPolicy{user_policy, state, index, leaf});
 }
 
@@ -102,7 +102,7 @@ NB_MODULE(_native, module) {
 
     nb::class_<Tree>(module, "Tree", nb::type_slots(tree_slots))
         .def("__init__", &make_tree, nb::kw_only(), "page_size"_a, "item_bytes"_a, "whole_nodes"_a, "record_events"_a,
-             "policy"_a, "protected_from"_a, "user_policy"_a.none(), "state"_a.none(), "index"_a.none(),
+             "merge"_a, "policy"_a, "protected_from"_a, "user_policy"_a.none(), "state"_a.none(), "index"_a.none(),
              "leaf"_a.none())
         .def_prop_ro("page_size", [](const Tree &tree) { return tree.page_size(); })
         .def_prop_ro("failure", [](const Tree &tree) { return tree.ranking().failure(); })
@@ -121,7 +121,7 @@ NB_MODULE(_native, module) {
              "past_pending"_a = false)
         .def("peek", &Tree::peek, "key"_a)
         .def("insert", &Tree::insert, "key"_a, "slots"_a, nb::kw_only(), "priority"_a = 0, "ready"_a = nb::tuple(),
-             "past_pending"_a = false)
+             "past_pending"_a = false, "held_hits"_a = 1, "new_hits"_a = 0)
         .def("extend", &Tree::extend, "node_id"_a, "key"_a, "slots"_a, nb::kw_only(), "priority"_a = 0,
              "ready"_a = nb::tuple())
         .def("pin", &Tree::pin, "ref"_a)
@@ -141,5 +141,7 @@ NB_MODULE(_native, module) {
         .def("pin_below", &Tree::pin_below, "node_id"_a)
         .def("evict_below", &Tree::evict_below, "node_id"_a)
         .def("take_events", &Tree::take_events)
+        .def("view", &Tree::view, "node_id"_a)
+        .def("child_ids", &Tree::child_ids, "node_id"_a)
         .def("walk", &Tree::walk, nb::kw_only(), "detached"_a = false);
 }

@@ -82,7 +82,7 @@ Tree::Place Tree::descend(const Key &key, Handle from, int stopped_by) {
 // ---- growing ----
 
 nb::object Tree::insert(nb::handle key_object, nb::handle slots_object, nb::handle priority_object,
-                        nb::handle ready_object, bool past_pending) {
+                        nb::handle ready_object, bool past_pending, int64_t held_hits, int64_t new_hits) {
     Step step(*this);
     Key key = read_key(key_object);
     Slots slots(slots_object);
@@ -95,7 +95,7 @@ nb::object Tree::insert(nb::handle key_object, nb::handle slots_object, nb::hand
     Place place = enter(key, root, past_pending);
     if (place.gate != 0)
         return integer(place.gate);
-    Grown grown = grow(root, key, slots, key.stop, place, priority, ready);
+    Grown grown = grow(root, key, slots, key.stop, place, priority, ready, held_hits, new_hits);
     int64_t node_id = at(merge_path(grown.node)).id;
     prune(root);
     int64_t end = items(grown.end);
@@ -132,11 +132,11 @@ nb::object Tree::extend(int64_t node_id, nb::handle key_object, nb::handle slots
 
 // Add what is missing of a key below where its walk from `origin` ended.
 Tree::Grown Tree::grow(Handle origin, const Key &key, const Slots &slots, size_t stop, const Place &place,
-                       int64_t priority, const nb::object &ready) {
+                       int64_t priority, const nb::object &ready, int64_t held_hits, int64_t new_hits) {
     Handle node = arrive(place);
     Grown grown{node, at(node).depth, at(node).depth, nb::object(), nb::object()};
     for (Handle walked = node; walked != origin; walked = at(walked).parent) {
-        ++at(walked).hit_count;
+        at(walked).hit_count += held_hits;
         grown.ready = records_.newest_ready(grown.ready, at(walked).ready);
     }
     size_t start = at(origin).depth;
@@ -149,6 +149,7 @@ Tree::Grown Tree::grow(Handle origin, const Key &key, const Slots &slots, size_t
         Node &leaf = at(grown.node);
         leaf.ready = ready;
         leaf.priority = priority;
+        leaf.hit_count = new_hits;
         note_marks(ready);
     }
     for (; above != kNone; above = at(above).parent)
@@ -440,6 +441,23 @@ bool Tree::is_below(int64_t node_id, int64_t ancestor_id) {
     return false;
 }
 
+nb::object Tree::view(int64_t node_id) {
+    Step step(*this);
+    Handle handle = node_named(node_id), root = handle;
+    while (at(root).parent != kNone)
+        root = at(root).parent;
+    return shown(handle, at(root).root->name_space);
+}
+
+nb::object Tree::child_ids(int64_t node_id) {
+    Step step(*this);
+    nb::list ids;
+    Handle child = node_id == 0 ? first_root() : at(node_named(node_id)).first_child;
+    for (; child != kNone; child = at(child).next)
+        append_to(ids, integer(at(child).id));
+    return ids;
+}
+
 nb::object Tree::walk(bool detached) {
     Step step(*this);
     nb::list views;
@@ -448,12 +466,12 @@ nb::object Tree::walk(bool detached) {
         std::vector<Handle> found;
         preorder(root, found);
         for (Handle handle : found)
-            append_to(views, view(handle, name_space));
+            append_to(views, shown(handle, name_space));
     }
     return nb::iter(views);
 }
 
-nb::object Tree::view(Handle handle, const nb::object &name_space) {
+nb::object Tree::shown(Handle handle, const nb::object &name_space) {
     const Node &node = at(handle);
     return records_.make(
         records_.node_view, integer(node.id), integer(node.parent == kNone ? 0 : at(node.parent).id), name_space,

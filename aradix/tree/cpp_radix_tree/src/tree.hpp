@@ -12,7 +12,8 @@ public:
 
     nb::object match(nb::handle key, std::optional<int64_t> limit, bool pin, bool past_pending);
     int64_t peek(nb::handle key);
-    nb::object insert(nb::handle key, nb::handle slots, nb::handle priority, nb::handle ready, bool past_pending);
+    nb::object insert(nb::handle key, nb::handle slots, nb::handle priority, nb::handle ready, bool past_pending,
+                      int64_t held_hits, int64_t new_hits);
     nb::object extend(int64_t node_id, nb::handle key, nb::handle slots, nb::handle priority, nb::handle ready);
 
     int64_t pin(nb::handle ref);
@@ -37,6 +38,8 @@ public:
     bool is_detached(int64_t node_id);
     int64_t lock_ref(int64_t node_id);
     bool is_below(int64_t node_id, int64_t ancestor_id);
+    nb::object view(int64_t node_id);
+    nb::object child_ids(int64_t node_id);
     nb::object walk(bool detached);
 
 private:
@@ -65,7 +68,7 @@ private:
     // The node that ends where a walk ended, split off if need be.
     Handle arrive(const Place &place) { return place.child == kNone ? place.node : split(place.child, place.size); }
     Grown grow(Handle origin, const Key &key, const Slots &slots, size_t stop, const Place &place, int64_t priority,
-               const nb::object &ready);
+               const nb::object &ready, int64_t held_hits = 1, int64_t new_hits = 0);
     template <class Give> void shrink(int64_t count, Give give);
     nb::list unpin_node(Handle handle, bool touched);
     struct At {
@@ -76,7 +79,7 @@ private:
     At node_at(nb::handle ref);
     // The slots from byte `start` to byte `stop` of a path: a copy.
     nb::object slots_between(Handle node, size_t start, size_t stop);
-    nb::object view(Handle handle, const nb::object &name_space);
+    nb::object shown(Handle handle, const nb::object &name_space);
 
     std::vector<int64_t> spare_slots_;  // of the call under way; kept for its block
 };
