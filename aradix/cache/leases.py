@@ -21,6 +21,7 @@ from aradix.cache.pool import SlotPool
 from aradix.cache.pressure import Pressure
 from aradix.errors import AradixError, LeaseReleasedError
 from aradix.keys import RadixKey
+from aradix.memory.page_table import HELD
 from aradix.params import CacheInitParams, InsertResult, NodeRef
 from aradix.tree.protocol import Freed, Ready, Slots, TreeCore
 
@@ -67,6 +68,7 @@ class Leases:
         # By which a compiled tree does the plain case of a step in one call; see its short_ways.cpp.
         self._takes_short_ways = core.name == "cpp" and not params.streams and not params.disable
         self._short_core: Any = core
+        self._table = params.allocator.table
         self._core = core
         self._on_low = on_low
         self._calls = calls
@@ -302,9 +304,13 @@ class Leases:
             self.pressure.drop(
                 hold, LeaseReleasedError(f"the lease opened at {hold.where} was released while it waited")
             )
-        if self._takes_short_ways and self.pool.leave(self._short_core, hold):
-            self.changed()
-            return
+        if self._takes_short_ways:
+            num_given = self._short_core.leave_hold(hold, self._table, HELD)
+            if num_given is not None:
+                if num_given:
+                    self.pool.note_given(num_given)
+                self.changed()
+                return
         streams = hold.touching(self.pool.streams)
         freed: list[Freed] = []
         if hold.node_id:
@@ -334,29 +340,28 @@ class Leases:
         if self.pool.num_coming < self._low_slots and self._core.evictable_tokens:
             self._on_low()
 
-    def note_grown(self, hold: Hold, num_evicted: int) -> None:
-        """A lease grew by the short way, and was counted as a hit in the tree."""
-        if not hold.counted:
-            self._note_query(hold)
-        self.note_taken(num_evicted)
-
     def publish(self, hold: Hold, given: RadixKey, view: RadixKey) -> InsertResult | None:
         """Commit a key by the short way; `None`, and then nothing was changed, where it is not that plain."""
         if not self._takes_short_ways or self._calls.closed:
             return None
         start, num_known = hold.published, hold.key.num_items
-        done = self.pool.publish(self._short_core, hold, view)
+        done = self._short_core.publish_hold(hold, self._table, view, HELD)
         if done is None:
             return None
         if view.num_items > num_known:
             hold.given = given
         held, end, ref, duplicates = done
+        spare = _NO_DUPLICATES
+        if duplicates is not None:
+            self.pool.note_given(len(duplicates))
+            spare = torch.from_numpy(duplicates)
         self.changed()
-        spare = _NO_DUPLICATES if duplicates is None else torch.from_numpy(duplicates)
         return InsertResult(held, ref, spare, end - held, (start, held))
 
-    def note_taken(self, num_evicted: int) -> None:
-        """Slots were taken, for which so many tokens were evicted in the same call."""
+    def note_taken(self, hold: Hold, num_evicted: int) -> None:
+        """A lease grew by the short way, in which the tree counted its hit, and evicted so many tokens."""
+        if not hold.counted:
+            self._note_query(hold)
         self.num_evicted += num_evicted
         if self._low_slots:
             self.after_take()

@@ -19,6 +19,7 @@ import anyio
 from aradix.cache.hold import NO_SLOTS, Hold
 from aradix.cache.pool import SlotPool
 from aradix.errors import RequestTooLargeError, RetractError
+from aradix.memory.page_table import HELD
 from aradix.tree.protocol import Slots, TreeCore
 
 __all__ = ["Admissions", "Pressure", "SlotWaiter"]
@@ -79,11 +80,8 @@ class Admissions(Protocol):
     def evict_slots(self, num_slots: int) -> int:
         """Evict so many tokens into the allocator."""
 
-    def note_grown(self, hold: Hold, num_evicted: int) -> None:
-        """A lease grew by the short way, and was counted as a hit in the tree."""
-
-    def note_taken(self, num_evicted: int) -> None:
-        """Slots were taken, for which so many tokens were evicted in the same call."""
+    def note_taken(self, hold: Hold, num_evicted: int) -> None:
+        """A lease grew by the short way, in which the tree counted its hit, and evicted so many tokens."""
 
     def others_can_release(self) -> bool:
         """Whether slots are pinned or held by something that is not an entered lease."""
@@ -106,7 +104,10 @@ class Pressure:
         self._cache = cache
         self._holds = holds
         self._page_size = core.page_size
+        # By which a compiled tree does the plain case of a step in one call; see its short_ways.cpp.
         self._takes_short_ways = core.name == "cpp" and not pool.streams
+        self._short_core: Any = core
+        self._table = pool.allocator.table
         self._busy = False
         self._again = False
 
@@ -122,11 +123,6 @@ class Pressure:
         """
         if num_slots == 0:
             return NO_SLOTS
-        if stream is None and self._takes_short_ways:
-            taken = self._pool.take_from(self._core, num_slots)
-            if taken is not None:
-                self._cache.note_taken(taken[1])
-                return taken[0]
         was_busy, self._busy = self._busy, True
         try:
             slots = self._pool.take(num_slots, stream) if num_slots <= self._pool.num_coming else None
@@ -144,12 +140,15 @@ class Pressure:
     def grow_now(self, hold: Hold, num_tokens: int) -> bool:
         """Serve a growth at once, unless others wait for theirs."""
         if self._takes_short_ways and not self.growth:
-            num_evicted = self._pool.grow(self._core, hold, num_tokens)
-            if num_evicted is not None:
-                self._cache.note_grown(hold, num_evicted)
+            taken = self._short_core.grow_hold(hold, self._table, num_tokens, HELD)
+            if taken is not None:
+                num_taken, num_evicted, grew = taken
+                self._pool.num_held += num_taken
+                self._cache.note_taken(hold, num_evicted)
                 if self._again:
                     self._catch_up()
-                return True
+                if grew:
+                    return True
         num_slots = hold.fresh_slots_for(num_tokens, self._page_size)
         if num_slots and self.growth:
             return False
