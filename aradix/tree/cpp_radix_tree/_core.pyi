@@ -9,6 +9,8 @@ from aradix.policies import NodeStats as AnyNodeStats
 from aradix.tree.evictable import EvictableIndex
 from aradix.tree.protocol import Closed, Detached, Freed, Gate, Inserted, Match, NodeView, Ready, Slots
 
+sanitized: bool
+
 def sha256(data: bytes, *, portably: bool) -> bytes: ...
 
 class NodeStats:
