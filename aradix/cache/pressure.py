@@ -15,16 +15,13 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import anyio
-import numpy as np
 
-from aradix.cache.hold import Hold
+from aradix.cache.hold import NO_SLOTS, Hold
 from aradix.cache.pool import SlotPool
 from aradix.errors import RequestTooLargeError, RetractError
 from aradix.tree.protocol import Slots, TreeCore
 
 __all__ = ["Admissions", "Pressure", "SlotWaiter"]
-
-_NO_SLOTS: Slots = np.empty(0, np.int64)
 
 
 class SlotWaiter:
@@ -82,6 +79,9 @@ class Admissions(Protocol):
     def evict_slots(self, num_slots: int) -> int:
         """Evict so many tokens into the allocator."""
 
+    def note_taken(self, num_evicted: int) -> None:
+        """Slots were taken, for which so many tokens were evicted in the same call."""
+
     def others_can_release(self) -> bool:
         """Whether slots are pinned or held by something that is not an entered lease."""
 
@@ -103,6 +103,7 @@ class Pressure:
         self._cache = cache
         self._holds = holds
         self._page_size = core.page_size
+        self._takes_from_core = core.name == "cpp" and not pool.streams
         self._busy = False
         self._again = False
 
@@ -117,7 +118,12 @@ class Pressure:
         Something may have been evicted into limbo where the slots are only behind a fence: they are then on their way.
         """
         if num_slots == 0:
-            return _NO_SLOTS
+            return NO_SLOTS
+        if stream is None and self._takes_from_core:
+            taken = self._pool.take_from(self._core, num_slots)
+            if taken is not None:
+                self._cache.note_taken(taken[1])
+                return taken[0]
         was_busy, self._busy = self._busy, True
         try:
             slots = self._pool.take(num_slots, stream) if num_slots <= self._pool.num_coming else None
@@ -141,8 +147,10 @@ class Pressure:
         if slots is None:
             return False
         hold.add(slots, num_tokens)
-        self._cache.count_query(hold)
-        self._catch_up()
+        if not hold.counted:
+            self._cache.count_query(hold)
+        if self._again:
+            self._catch_up()
         return True
 
     def admit_now(self, hold: Hold, num_tokens: int) -> bool:
@@ -317,7 +325,7 @@ class Pressure:
             return False
         if self._cache.others_can_release():
             return False
-        return all(hold.waiting or not (hold.own or hold.published) for hold in self._holds.values())
+        return all(hold.waiting or not (hold.num_own_slots or hold.published) for hold in self._holds.values())
 
     def _num_missing(self, waiter: SlotWaiter) -> int:
         hold = waiter.hold

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stress.bench import allocator, contention, eviction, lease, lookup, memory, turns, waiting
+from stress.bench import allocator, contention, eviction, lease, lookup, memory, transfer, turns, waiting
 
 __all__ = ["BENCHMARKS", "Benchmark"]
 
@@ -41,6 +41,7 @@ BENCHMARKS = {
         "lookup": lookup,
         "memory": memory,
         "waiting": waiting,
+        "transfer": transfer,
         "contention": contention,
     }.items()
 }

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from aradix._native import Tree
 from aradix.keys import TOKEN_BYTES
 from aradix.policies import FIFO, FILO, LFU, LRU, MRU, SLRU, EvictionPolicy, Priority
-from aradix.tree.cpp_radix_tree._core import Tree
 from aradix.tree.evictable import EvictableIndex
 
 __all__ = ["CppRadixTree"]

@@ -1,9 +1,13 @@
 #include "tree.hpp"
 
 #include <algorithm>
+#include <stdexcept>
 
 namespace aradix {
 namespace {
+
+// The largest block that is kept between calls, in slots.
+constexpr size_t kSpareSlots = size_t{1} << 16;
 
 void check_count(const Slots &slots, size_t needed) {
     if (slots.size < needed)
@@ -26,15 +30,16 @@ nb::object Tree::match(nb::handle key_object, std::optional<int64_t> limit, bool
     Place place = enter(key, root, past_pending);
     if (place.gate != 0)
         return records_.make(records_.match, integer(0), integer(0), records_.nowhere, integer(place.gate),
-                             records_.nothing);
+                             records_.nothing, integer(0), records_.nowhere, integer(0));
     Handle node = arrive(place);
     if (pin)
         lock(node);
     nb::object ready = touch(node);
     int64_t matched = items(at(node).depth);
     int64_t node_id = at(merge_path(node)).id;
-    return records_.make(records_.match, integer(matched), integer(node_id), records_.ref(node_id, matched), integer(0),
-                         ready_or_nothing(ready));
+    nb::object last = records_.ref(node_id, matched);
+    return records_.make(records_.match, integer(matched), integer(node_id), last, integer(0), ready_or_nothing(ready),
+                         integer(0), last, integer(0));
 }
 
 int64_t Tree::peek(nb::handle key_object) {
@@ -102,6 +107,8 @@ nb::object Tree::extend(int64_t node_id, nb::handle key_object, nb::handle slots
                         nb::handle ready_object) {
     Step step(*this);
     Handle origin = node_named(node_id);
+    if (at(origin).detached)
+        return nb::none();
     Key key = read_key(key_object);
     Slots slots(slots_object);
     int64_t priority = saturated(priority_object);
@@ -221,10 +228,8 @@ void Tree::mark_streams(int64_t node_id, nb::handle streams_object) {
 
 // ---- shrinking ----
 
-nb::object Tree::evict(nb::handle num_tokens_object) {
-    Step step(*this);
-    int64_t count = saturated(num_tokens_object);
-    nb::list freed;
+// Lets go of so many tokens, least valuable first. `give` gets a leaf that is about to lose so many tokens of its tail.
+template <class Give> void Tree::shrink(int64_t count, Give give) {
     auto page_size = static_cast<int64_t>(page_size_);
     while (count > 0) {
         Handle handle = ranking_.least();
@@ -233,18 +238,53 @@ nb::object Tree::evict(nb::handle num_tokens_object) {
         Node &leaf = at(handle);
         int64_t size = num_tokens(leaf);
         int64_t wanted = (count - 1) / page_size < size / page_size ? ((count - 1) / page_size + 1) * page_size : size;
-        nb::object streams = leaf.streams;
         if (whole_nodes_ || size <= wanted) {
             count -= size;
-            append_to(freed, freed_record(slots_copy(leaf, 0), streams));
+            give(leaf, size);
             record_removed(leaf, 0);
             remove_leaf(handle, true);
         } else {
             count -= wanted;
-            append_to(freed, freed_record(trim(handle, wanted), streams));
+            give(leaf, wanted);
+            trim(handle, wanted);
         }
     }
+}
+
+nb::object Tree::evict(nb::handle num_tokens_object) {
+    Step step(*this);
+    nb::list freed;
+    shrink(saturated(num_tokens_object), [&](const Node &leaf, int64_t count) {
+        append_to(freed, freed_record(slots_copy(leaf, num_tokens(leaf) - count), leaf.streams));
+    });
     return freed;
+}
+
+nb::object Tree::take_from(PageTable &table, int64_t num_slots, int state) {
+    Step step(*this);
+    int64_t missing = num_slots - table.free_slots();
+    if (num_slots < 0 || has_marks() || missing > evictable_tokens)
+        return nb::none();
+    spare_slots_.clear();
+    if (missing > 0) {
+        shrink(missing, [&](const Node &leaf, int64_t count) {
+            size_t begin = spare_slots_.size();
+            spare_slots_.resize(begin + static_cast<size_t>(count));
+            leaf.slots.copy_to(spare_slots_.data() + begin, static_cast<size_t>(num_tokens(leaf) - count),
+                               static_cast<size_t>(count), page_size_);
+        });
+        if (!table.give_run(spare_slots_.data(), spare_slots_.size(), state))
+            throw std::runtime_error("the tree let go of slots that its pool does not hold");
+    }
+    nb::object slots = table.take(num_slots, state);
+    nb::object taken = nb::steal(PyTuple_New(2));
+    if (!taken.is_valid())
+        throw nb::python_error();
+    PyTuple_SET_ITEM(taken.ptr(), 0, slots.release().ptr());
+    PyTuple_SET_ITEM(taken.ptr(), 1, integer(static_cast<int64_t>(spare_slots_.size())).release().ptr());
+    if (spare_slots_.capacity() > kSpareSlots)
+        std::vector<int64_t>().swap(spare_slots_);
+    return taken;
 }
 
 nb::object Tree::detach(nb::handle name_space) {
@@ -421,7 +461,8 @@ nb::object Tree::view(Handle handle, const nb::object &name_space) {
         slots_copy(node, 0), integer(node.lock_ref), records_.gates[node.gate], nb::bool_(node.detached),
         integer(node.hit_count), integer(node.priority), integer(node.last_access), integer(node.created),
         integer(node.num_children), nb::bool_(ranking_.is_filed(handle)), ranking_.state(handle),
-        records_events_ && node.parent != kNone ? digest_list(node.hashes, 0) : nb::none());
+        records_events_ && node.parent != kNone ? digest_list(node.hashes, 0) : nb::none(),
+        nb::none(), integer(0), records_.no_latch, nb::bool_(false));
 }
 
 }  // namespace aradix
