@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stress.bench import allocator, contention, eviction, lease, lookup, memory, transfer, turns, waiting
+from stress.bench import allocator, contention, events, eviction, lease, lookup, memory, transfer, turns, waiting
 
 __all__ = ["BENCHMARKS", "Benchmark"]
 
@@ -24,6 +24,19 @@ class Benchmark:
     measure_long: Callable[[], dict[str, Any]] | None = None
 
 
+_MODULES = {
+    "turns": turns,
+    "lease": lease,
+    "allocator": allocator,
+    "eviction": eviction,
+    "lookup": lookup,
+    "memory": memory,
+    "waiting": waiting,
+    "events": events,
+    "transfer": transfer,
+    "contention": contention,
+}
+
 BENCHMARKS = {
     name: Benchmark(
         module.ABOUT,
@@ -33,15 +46,5 @@ BENCHMARKS = {
         getattr(module, "profile", None),
         getattr(module, "measure_long", None),
     )
-    for name, module in {
-        "turns": turns,
-        "lease": lease,
-        "allocator": allocator,
-        "eviction": eviction,
-        "lookup": lookup,
-        "memory": memory,
-        "waiting": waiting,
-        "transfer": transfer,
-        "contention": contention,
-    }.items()
+    for name, module in _MODULES.items()
 }
