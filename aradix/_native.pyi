@@ -12,6 +12,8 @@ from aradix.policies import NodeStats as AnyNodeStats
 from aradix.tree.evictable import EvictableIndex
 from aradix.tree.protocol import Closed, Detached, Freed, Gate, Inserted, Match, NodeView, Ready, Slots
 
+sanitized: bool
+
 def pack_tokens(token_ids: Any) -> bytes | None: ...
 def sha256(data: bytes, *, portably: bool) -> bytes: ...
 

@@ -82,6 +82,12 @@ NB_MODULE(_native, module) {
     // A tree that is alive when the interpreter ends is no leak worth telling users of.
     nb::set_leak_warnings(false);
 
+#ifdef __SANITIZE_ADDRESS__
+    module.attr("sanitized") = true;
+#else
+    module.attr("sanitized") = false;
+#endif
+
     module.def(
         "sha256",
         [](nb::bytes data, bool portably) {
