@@ -22,10 +22,10 @@ from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
 from aradix.cache.audit import audit_cache
-from aradix.cache.base_prefix_cache import BasePrefixCache
 from aradix.cache.calls import Calls, closed_error
+from aradix.cache.event_sinks import EventCalls, EventSinks
 from aradix.cache.evictor import Background
-from aradix.cache.home import Home
+from aradix.cache.home import Home, is_cancellation
 from aradix.cache.lease import Lease, count_of
 from aradix.cache.leases import Leases, Passage
 from aradix.cache.locks import Exclusive, StandingGate
@@ -35,7 +35,6 @@ from aradix.cache.request_rows import RequestRow, committed_len, computed_ids, j
 from aradix.cache.requests import Requests
 from aradix.cache.views import make_snapshot, make_stats, print_tree
 from aradix.errors import InvalidKeyError, InvariantError, UsageError
-from aradix.events import KVCacheEvent
 from aradix.keys import BIGRAM_BYTES, TOKEN_BYTES, Namespace, RadixKey
 from aradix.params import (
     CacheInitParams,
@@ -57,7 +56,7 @@ __all__ = ["RadixCache"]
 _Params = TypeVar("_Params", MatchPrefixParams, InsertParams, EvictParams)
 
 
-class RadixCache(BasePrefixCache):
+class RadixCache(EventCalls):
     """The prefix cache. `BasePrefixCache` says what each call promises, `CacheInitParams` what can be set.
 
     Args:
@@ -93,6 +92,7 @@ class RadixCache(BasePrefixCache):
         self._low_pins = self._leases.low_pins
         self._requests = Requests(params, self._core, self._leases)
         self._pressure.on_change = self._on_change
+        self._event_sinks = EventSinks(self._core, self._calls.fail)
         self._home: Home | None = None
         self._task_group: TaskGroup | None = None
         self._wake_pending = False
@@ -138,7 +138,7 @@ class RadixCache(BasePrefixCache):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool | None:
-        if error is not None and not _is_cancellation(error):
+        if error is not None and not is_cancellation(error):
             # The user's own error goes on as it is, not in a group; a failure in the background still comes first.
             await task_group.__aexit__(None, None, None)
             swallowed = None
@@ -154,6 +154,7 @@ class RadixCache(BasePrefixCache):
         self._pressure.drop_all(closed_error)
         self._gates.close_down(closed_error)
         self._pool.give_back_all(self._core.detach().freed)
+        self._event_sinks.close()
         self._calls.note_policy_failure()
 
     async def _take_turn(self) -> None:
@@ -418,10 +419,6 @@ class RadixCache(BasePrefixCache):
         self._calls.begin()
         return self._core.evictable_tokens + self._core.protected_tokens
 
-    def take_events(self) -> list[KVCacheEvent]:
-        self._calls.begin()
-        return self._core.take_events()
-
     def check(self) -> None:
         self._calls.begin()
         try:
@@ -440,10 +437,3 @@ def _expected(params: _Params, kind: type[_Params]) -> _Params:
 def _check_priority(priority: object) -> None:
     if isinstance(priority, bool) or not isinstance(priority, int):
         raise UsageError(f"priority must be an int, got {priority!r}")
-
-
-def _is_cancellation(error: BaseException) -> bool:
-    """Whether an exception belongs to a cancel scope, which has to see it, alone or among others."""
-    if isinstance(error, BaseExceptionGroup):
-        return any(_is_cancellation(inner) for inner in error.exceptions)
-    return isinstance(error, anyio.get_cancelled_exc_class())

@@ -234,7 +234,7 @@ class RadixTree(TierSteps):
                 self._record_removed(node, 0, HOST_MEDIUM)
             freed.extend(self._detach_node(node))
         if namespace is None and self._events is not None:
-            self._events.append(AllBlocksCleared())
+            self._record(AllBlocksCleared())
         return Detached(freed, evictable - self.evictable_tokens, protected - self.protected_tokens)
 
     # ---- gates ----
