@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -25,8 +25,10 @@ NUM_NEW = 10
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
+def model() -> Iterator[Any]:
     """A tiny Llama of random weights, in float64, so that no two tokens are as good as tied."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=64,
@@ -41,7 +43,8 @@ def model() -> Any:
         pad_token_id=2,
     )
     made: Any = LlamaForCausalLM(config)
-    return made.to(torch.float64).eval()
+    yield made.to(torch.float64).eval()
+    torch.set_num_threads(num_threads)
 
 
 class Computed:
