@@ -192,9 +192,7 @@ class Lease:
         hold = self._entered()
         state = (hold.node_id, hold.published, hold.version)
         if self._slots is None or self._slots_of != state:
-            parts = [self._cache._core.slots_of(hold.ref)] if hold.published else []
-            parts.append(hold.own[: hold.num_own])
-            self._slots = torch.from_numpy(np.concatenate(parts))
+            self._slots = torch.from_numpy(self._cache._leases.slots_of(hold))
             self._slots_of = state
         return self._slots
 
@@ -294,10 +292,15 @@ class Lease:
             TransferError: an event could not be recorded, or a stream not made to wait; the cache ends.
         """
         hold = self._entered()
-        return self._cache._leases.commit(hold, key, self._checked_commit(hold, key))
+        leases, view = self._cache._leases, self._cache._view(key)
+        done = leases.publish(hold, key, view)
+        if done is None:
+            self._check_commit(hold, view)
+            done = leases.commit(hold, key, view)
+        return done
 
-    def _checked_commit(self, hold: Hold, given: RadixKey) -> RadixKey:
-        view, key = self._cache._view(given), hold.key
+    def _check_commit(self, hold: Hold, view: RadixKey) -> None:
+        key = hold.key
         num_tokens, unit = view.num_items, "bigrams" if view.is_bigram else "tokens"
         if not (view.is_prefix_of(key) if num_tokens < key.num_items else key.is_prefix_of(view)):
             if view.namespace != key.namespace:
@@ -311,7 +314,6 @@ class Lease:
             raise UsageError(
                 f"the key has {num_tokens} {unit}, but slots are held for {hold.num_tokens}; allocate() first"
             )
-        return view
 
     def truncate(self, num_tokens: int) -> None:
         """Keep the first `num_tokens` and give back the slots beyond: rejected draft tokens. Does not wait.

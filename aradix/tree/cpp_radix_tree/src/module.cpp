@@ -3,6 +3,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include "hold.hpp"
 #include "page_table.hpp"
 #include "tokens.hpp"
 #include "tree.hpp"
@@ -13,6 +14,7 @@
 
 namespace nb = nanobind;
 using namespace nb::literals;
+using aradix::Hold;
 using aradix::NodeStats;
 using aradix::PageTable;
 using aradix::Policy;
@@ -47,6 +49,21 @@ int clear_tree(PyObject *self) {
         nb::inst_ptr<Tree>(self)->clear();
     return 0;
 }
+
+int traverse_hold(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(self));
+    return nb::inst_ready(self) ? nb::inst_ptr<Hold>(self)->traverse(visit, arg) : 0;
+}
+
+int clear_hold(PyObject *self) {
+    if (nb::inst_ready(self))
+        nb::inst_ptr<Hold>(self)->clear();
+    return 0;
+}
+
+PyType_Slot hold_slots[] = {{Py_tp_traverse, reinterpret_cast<void *>(traverse_hold)},
+                            {Py_tp_clear, reinterpret_cast<void *>(clear_hold)},
+                            {0, nullptr}};
 
 PyType_Slot tree_slots[] = {{Py_tp_traverse, reinterpret_cast<void *>(traverse_tree)},
                             {Py_tp_clear, reinterpret_cast<void *>(clear_tree)},
@@ -93,6 +110,44 @@ NB_MODULE(_native, module) {
         .def("move", &PageTable::move, "pages"_a, "origin"_a, "state"_a)
         .def("claim", &PageTable::claim, "pages"_a, "state"_a);
 
+    nb::class_<Hold>(module, "Hold", nb::type_slots(hold_slots))
+        .def(nb::init<int64_t, nb::object, nb::object, int64_t, nb::object, bool, bool, nb::object, nb::object, int64_t,
+                      double>(),
+             "order"_a, "key"_a, "given"_a, "limit"_a, "priority"_a, "store"_a, "resume"_a, "stream"_a.none(),
+             "opened_in"_a.none(), "opened_near"_a, "opened_when"_a)
+        .def_ro("order", &Hold::order)
+        .def_ro("limit", &Hold::limit)
+        .def_ro("opened_in", &Hold::opened_in)
+        .def_ro("opened_near", &Hold::opened_near)
+        .def_ro("opened_when", &Hold::opened_when)
+        .def_ro("num_opened", &Hold::num_opened)
+        .def_ro("priority", &Hold::priority)
+        .def_ro("store", &Hold::store)
+        .def_ro("resume", &Hold::resume)
+        .def_rw("key", &Hold::key)
+        .def_rw("given", &Hold::given)
+        .def_rw("stream", &Hold::stream, nb::for_setter("value"_a.none()))
+        .def_rw("used", &Hold::used, nb::for_setter("value"_a.none()))
+        .def_rw("node_id", &Hold::node_id)
+        .def_rw("num_matched", &Hold::num_matched)
+        .def_rw("published", &Hold::published)
+        .def_rw("committed", &Hold::committed)
+        .def_rw("num_own", &Hold::num_own)
+        .def_rw("version", &Hold::version)
+        .def_rw("opening", &Hold::opening)
+        .def_rw("entered", &Hold::entered)
+        .def_rw("held", &Hold::held)
+        .def_rw("released", &Hold::released)
+        .def_rw("counted", &Hold::counted)
+        .def_rw("waiting", &Hold::waiting)
+        .def_prop_ro("num_tokens", &Hold::num_tokens)
+        .def_prop_ro("num_own_slots", &Hold::num_own_slots)
+        .def_prop_ro("own", &Hold::own)
+        .def("fresh_slots_for", &Hold::fresh_slots_for, "num_tokens"_a, "page_size"_a)
+        .def("add", &Hold::add, "slots"_a, "num_tokens"_a)
+        .def("take_front", &Hold::take_front, "num_slots"_a)
+        .def("cut", &Hold::cut, "num_own"_a, "page_size"_a);
+
     nb::class_<NodeStats>(module, "NodeStats")
         .def_ro("last_access", &NodeStats::last_access)
         .def_ro("created", &NodeStats::created)
@@ -134,6 +189,11 @@ NB_MODULE(_native, module) {
         .def("is_below", &Tree::is_below, "node_id"_a, "ancestor_id"_a)
         .def("evict", &Tree::evict, "num_tokens"_a)
         .def("take_from", &Tree::take_from, "table"_a, "num_slots"_a, "state"_a)
+        .def("enter_hold", &Tree::enter_hold, "hold"_a)
+        .def("grow_hold", &Tree::grow_hold, "hold"_a, "table"_a, "num_tokens"_a, "state"_a)
+        .def("publish_hold", &Tree::publish_hold, "hold"_a, "table"_a, "key"_a, "state"_a)
+        .def("leave_hold", &Tree::leave_hold, "hold"_a, "table"_a, "state"_a)
+        .def("slots_of_hold", &Tree::slots_of_hold, "hold"_a)
         .def("detach", &Tree::detach, "namespace"_a = nb::none())
         .def("close_gate", &Tree::close_gate, "key"_a)
         .def("set_gate", &Tree::set_gate, "node_id"_a, "gate"_a)

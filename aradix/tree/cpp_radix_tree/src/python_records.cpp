@@ -125,6 +125,7 @@ Key::Key(const Records &records, nb::handle key, size_t page_size, size_t page_b
     if (limit.has_value() && *limit < num_tokens)
         num_tokens = *limit < 0 ? 0 : *limit;
     tokens = reinterpret_cast<const uint8_t *>(PyBytes_AS_STRING(data.ptr())) + start;
+    size = static_cast<size_t>(end - start);
     stop = static_cast<size_t>(num_tokens) / page_size * page_bytes;
     if (stop > static_cast<size_t>(end - start))
         throw nb::value_error("the key has another item size than the tree");

@@ -56,12 +56,14 @@ struct Key {
 
     nb::object data, name_space;
     const uint8_t *tokens;
-    size_t stop;
+    size_t size;  // in bytes, all of it
+    size_t stop;  // in bytes, of the whole pages to be looked at
 };
 
 // An array of slots as a caller gave it.
 struct Slots {
     explicit Slots(nb::handle array);
+    Slots(const int64_t *from, size_t count) : data(from), size(count) {}
 
     nb::object owner;
     const int64_t *data;

@@ -209,7 +209,10 @@ Tree::At Tree::node_at(nb::handle ref) {
 
 void Tree::record_hit(int64_t node_id) {
     Step step(*this);
-    Handle bottom = node_named(node_id);
+    count_hit(node_named(node_id));
+}
+
+void Tree::count_hit(Handle bottom) {
     for (Handle handle = bottom; handle != kNone; handle = at(handle).parent)
         ++at(handle).hit_count;
     if (!at(bottom).detached) {
@@ -261,31 +264,29 @@ nb::object Tree::evict(nb::handle num_tokens_object) {
     return freed;
 }
 
+int64_t Tree::evict_into(PageTable &table, int64_t count, int state) {
+    spare_slots_.clear();
+    shrink(count, [&](const Node &leaf, int64_t size) {
+        size_t begin = spare_slots_.size();
+        spare_slots_.resize(begin + static_cast<size_t>(size));
+        leaf.slots.copy_to(spare_slots_.data() + begin, static_cast<size_t>(num_tokens(leaf) - size),
+                           static_cast<size_t>(size), page_size_);
+    });
+    if (!table.give_run(spare_slots_.data(), spare_slots_.size(), state))
+        throw std::runtime_error("the tree let go of slots that its pool does not hold");
+    auto evicted = static_cast<int64_t>(spare_slots_.size());
+    if (spare_slots_.capacity() > kSpareSlots)
+        std::vector<int64_t>().swap(spare_slots_);
+    return evicted;
+}
+
 nb::object Tree::take_from(PageTable &table, int64_t num_slots, int state) {
     Step step(*this);
     int64_t missing = num_slots - table.free_slots();
     if (num_slots < 0 || has_marks() || missing > evictable_tokens)
         return nb::none();
-    spare_slots_.clear();
-    if (missing > 0) {
-        shrink(missing, [&](const Node &leaf, int64_t count) {
-            size_t begin = spare_slots_.size();
-            spare_slots_.resize(begin + static_cast<size_t>(count));
-            leaf.slots.copy_to(spare_slots_.data() + begin, static_cast<size_t>(num_tokens(leaf) - count),
-                               static_cast<size_t>(count), page_size_);
-        });
-        if (!table.give_run(spare_slots_.data(), spare_slots_.size(), state))
-            throw std::runtime_error("the tree let go of slots that its pool does not hold");
-    }
-    nb::object slots = table.take(num_slots, state);
-    nb::object taken = nb::steal(PyTuple_New(2));
-    if (!taken.is_valid())
-        throw nb::python_error();
-    PyTuple_SET_ITEM(taken.ptr(), 0, slots.release().ptr());
-    PyTuple_SET_ITEM(taken.ptr(), 1, integer(static_cast<int64_t>(spare_slots_.size())).release().ptr());
-    if (spare_slots_.capacity() > kSpareSlots)
-        std::vector<int64_t>().swap(spare_slots_);
-    return taken;
+    int64_t evicted = missing > 0 ? evict_into(table, missing, state) : 0;
+    return nb::make_tuple(table.take(num_slots, state), evicted);
 }
 
 nb::object Tree::detach(nb::handle name_space) {
@@ -413,6 +414,11 @@ nb::object Tree::slots_between(Handle node, size_t start, size_t stop) {
         return records_.no_slots;
     int64_t *out = nullptr;
     nb::object array = new_slots(count_of(stop - start), out);
+    copy_slots(node, start, stop, out);
+    return array;
+}
+
+void Tree::copy_slots(Handle node, size_t start, size_t stop, int64_t *out) {
     for (Handle handle = node; handle != kNone && at(handle).depth > start; handle = at(handle).parent) {
         const Node &part = at(handle);
         size_t from = std::max(start, part.begin()), to = std::min(stop, part.depth);
@@ -420,7 +426,6 @@ nb::object Tree::slots_between(Handle node, size_t start, size_t stop) {
             part.slots.copy_to(out + count_of(from - start), count_of(from - part.begin()),
                                count_of(to - from), page_size_);
     }
-    return array;
 }
 
 bool Tree::is_detached(int64_t node_id) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ledger.hpp"
+#include "hold.hpp"
 #include "page_table.hpp"
 
 namespace aradix {
@@ -26,6 +27,17 @@ public:
     // straight to the table's free list, and then they are taken. (slots, number evicted); None, and then nothing was
     // changed, where they cannot be had this way.
     nb::object take_from(PageTable &table, int64_t num_slots, int state);
+
+    // The plain case of what a lease does (short_ways.cpp). False or None: it is not plain, and nothing was changed.
+    bool enter_hold(Hold &hold);
+    // (slots taken beyond those evicted, tokens evicted)
+    nb::object grow_hold(Hold &hold, PageTable &table, int64_t num_tokens, int state);
+    // (prefix_len, end, last, duplicates or None)
+    nb::object publish_hold(Hold &hold, PageTable &table, nb::handle key, int state);
+    // The number of slots given back; those of the tree stay there.
+    nb::object leave_hold(Hold &hold, PageTable &table, int state);
+    // The slots of its tokens, the tree's and its own.
+    nb::object slots_of_hold(const Hold &hold);
     nb::object detach(nb::handle name_space);
 
     nb::object close_gate(nb::handle key);
@@ -70,6 +82,9 @@ private:
     Grown grow(Handle origin, const Key &key, const Slots &slots, size_t stop, const Place &place, int64_t priority,
                const nb::object &ready, int64_t held_hits = 1, int64_t new_hits = 0);
     template <class Give> void shrink(int64_t count, Give give);
+    int64_t evict_into(PageTable &table, int64_t count, int state);
+    void count_hit(Handle bottom);
+    void copy_slots(Handle node, size_t start, size_t stop, int64_t *out);
     nb::list unpin_node(Handle handle, bool touched);
     struct At {
         Handle node;
