@@ -15,7 +15,8 @@ import anyio
 
 from aradix.memory.storage.file_store import FileStore, _FileBackend
 from aradix.memory.storage.frame import HEADER_BYTES
-from aradix.memory.storage.protocol import PageSpace
+from aradix.memory.storage.mooncake_store import MooncakeStore
+from aradix.memory.storage.protocol import PageSpace, PageStore
 
 __all__ = [
     "FRAME_BYTES",
@@ -23,6 +24,7 @@ __all__ = [
     "SPACE",
     "found",
     "hash_of",
+    "lose_master",
     "page_of",
     "put",
     "put_and_be_killed",
@@ -49,11 +51,11 @@ def page_of(i: int) -> bytes:
     return random.Random(i).randbytes(PAGE_BYTES)
 
 
-async def put(store: FileStore, *numbers: int, space: PageSpace = SPACE) -> list[bool]:
+async def put(store: PageStore, *numbers: int, space: PageSpace = SPACE) -> list[bool]:
     return await store.put(space, [hash_of(i) for i in numbers], [page_of(i) for i in numbers])
 
 
-async def found(store: FileStore, *numbers: int, space: PageSpace = SPACE) -> list[int]:
+async def found(store: PageStore, *numbers: int, space: PageSpace = SPACE) -> list[int]:
     """The numbers whose pages are there; each must be right."""
     pages = await store.get(space, [hash_of(i) for i in numbers])
     for i, page in zip(numbers, pages, strict=True):
@@ -133,5 +135,23 @@ def put_what_is_too_large(folder: Path) -> None:
         assert store.stats().refused == 1
         assert store.stats().is_reachable
         assert list((folder / "new").iterdir()) == []
+
+    anyio.run(main)
+
+
+def lose_master(address: str, parent: Connection) -> None:
+    """Stores and reads, and asks again once the master has gone."""
+
+    async def main() -> None:
+        store = MooncakeStore(address, segment_bytes=16 << 20, buffer_bytes=16 << 20, timeout_s=60)
+        assert await put(store, 1, 2) == [True] * 2
+        assert await found(store, 1, 2) == [1, 2]
+        parent.send("joined")
+        assert parent.recv() == "gone"
+        for _ in range(3):
+            assert await found(store, 1, 2) == []
+            assert await put(store, 1, 2) == [False] * 2
+        assert not store.stats().is_reachable
+        await store.aclose()
 
     anyio.run(main)
