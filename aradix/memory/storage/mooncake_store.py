@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import socket
 import threading
 import time
@@ -105,9 +106,14 @@ class _MooncakeBackend:
     def close(self) -> None:
         with self._lock:
             client, self._joined = self._joined, None
-        # Leaving a master that is gone would hold all of Python up for many seconds; the process takes it along.
-        if client is not None and self._reachable():
+        if client is None:
+            return
+        if self._reachable():
             client.close()
+        else:
+            # Leaving a master that is gone holds all of Python up for seconds, and so does dropping the client. It is
+            # kept instead, a few threads and the memory lent, until the process ends (which then takes its time).
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
 
     def _client(self) -> Any:
         with self._lock:
