@@ -11,8 +11,18 @@ import numpy as np
 
 from aradix.keys import TOKEN_BYTES, Namespace
 
-__all__ = ["AllBlocksCleared", "BlockRemoved", "BlockStored", "KVCacheEvent", "event_tokens"]
+__all__ = [
+    "DEVICE_MEDIUM",
+    "HOST_MEDIUM",
+    "AllBlocksCleared",
+    "BlockRemoved",
+    "BlockStored",
+    "KVCacheEvent",
+    "event_tokens",
+]
 
+DEVICE_MEDIUM = "GPU"
+HOST_MEDIUM = "CPU"
 
 _DIGEST_BYTES = 32
 
@@ -31,7 +41,7 @@ class BlockStored(msgspec.Struct, frozen=True, tag=True):
             second).
         block_size: tokens a page.
         namespace: they were cached in.
-        medium: the tier, `"GPU"` for the device.
+        medium: the tier: `DEVICE_MEDIUM`, or `HOST_MEDIUM` once a copy to the host is complete.
     """
 
     digests: bytes
@@ -39,7 +49,7 @@ class BlockStored(msgspec.Struct, frozen=True, tag=True):
     tokens: bytes
     block_size: int
     namespace: Namespace
-    medium: str = "GPU"
+    medium: str = DEVICE_MEDIUM
 
     @property
     def block_hashes(self) -> list[bytes]:
@@ -57,7 +67,7 @@ class BlockRemoved(msgspec.Struct, frozen=True, tag=True):
     """Pages that are gone from a medium, the deepest last; `digests` as in `BlockStored`."""
 
     digests: bytes
-    medium: str = "GPU"
+    medium: str = DEVICE_MEDIUM
 
     @property
     def block_hashes(self) -> list[bytes]:

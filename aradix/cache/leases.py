@@ -62,6 +62,7 @@ class Leases:
         self.num_resumes = 0
         self._params = params
         self._page_size = params.page_size
+        self._is_disabled = params.disable
         self._core = core
         self._on_low = on_low
         self._calls = calls
@@ -98,7 +99,7 @@ class Leases:
 
     def rematch(self, hold: Hold) -> bool:
         """Match and pin a key in one step, letting go of an earlier match; False where a gate stands in the way."""
-        if self._params.disable:
+        if self._is_disabled:
             return True
         match = self._core.match(hold.key, limit=hold.limit, pin=True)
         if match.gate:
@@ -203,15 +204,17 @@ class Leases:
         start = hold.published
         hold.committed = num_tokens = view.num_items
         num_pages_tokens = num_tokens - num_tokens % self._page_size
-        publishes = hold.store and not self._calls.closed and num_pages_tokens > start
-        if not publishes or self._core.is_detached(hold.node_id):
-            self._note_key(hold, given, view)
+        streams: tuple[Any, ...] = ()
+        done = None
+        if hold.store and num_pages_tokens > start and not self._calls.closed:
+            streams = hold.touching(self.pool.streams)
+            ready = self.record_ready(streams) if streams else ()
+            done = self._core.extend(hold.node_id, view, hold.own, priority=hold.priority, ready=ready)
+        if num_tokens > hold.key.num_items:  # the longest key so far stands for the lease
+            hold.key, hold.given = view, given
+        if done is None:
             return InsertResult(start, hold.ref, _NO_DUPLICATES, 0, (start, start))
-        streams = hold.touching(self.pool.streams)
-        ready = self.record_ready(streams) if streams else ()
-        done = self._core.extend(hold.node_id, view, hold.own, priority=hold.priority, ready=ready)
         held, end = done.prefix_len, done.end
-        self._note_key(hold, given, view)
         hold.node_id, hold.published = done.node_id, end
         duplicates = _NO_DUPLICATES
         if held > start:
@@ -240,12 +243,6 @@ class Leases:
         except AradixError as error:
             self._calls.fail(error)
             raise
-
-    @staticmethod
-    def _note_key(hold: Hold, given: RadixKey, view: RadixKey) -> None:
-        """The longest key so far stands for the lease."""
-        if view.num_items > hold.key.num_items:
-            hold.key, hold.given = view, given
 
     def truncate(self, hold: Hold, num_tokens: int) -> None:
         """Give back the slots beyond so many tokens."""
@@ -306,18 +303,22 @@ class Leases:
         """Slots came back or became evictable: see whether somebody, or the background evictor, waits for that."""
         if self._calls.closed:
             return
-        if len(self.pressure) or self.gates:
-            self.pressure.changed()
-        self.after_take()
+        pressure = self.pressure
+        if pressure.growth or pressure.admission or self.gates.standing:
+            pressure.changed()
+        if self._low_slots:
+            self.after_take()
 
     def after_take(self) -> None:
         """Slots were taken: tell if the pool is below its low watermark, and something can be done about it."""
-        if self._low_slots and self.pool.num_coming < self._low_slots and self._core.evictable_tokens:
+        if self.pool.num_coming < self._low_slots and self._core.evictable_tokens:
             self._on_low()
 
-    def note_evicted(self, num_slots: int) -> None:
-        """So many tokens were evicted on the way to somebody who took their slots."""
-        self.num_evicted += num_slots
+    def note_taken(self, num_evicted: int) -> None:
+        """Slots were taken, for which so many tokens were evicted in the same call."""
+        self.num_evicted += num_evicted
+        if self._low_slots:
+            self.after_take()
 
     def evict_slots(self, num_slots: int) -> int:
         """Evict so many tokens, or all there are, into the allocator; how many it were."""

@@ -78,10 +78,8 @@ class SlotPool:
     def take_from(self, core: TreeCore, num_slots: int) -> tuple[Slots, int] | None:
         """So many slots, those that are short out of a compiled tree in the same call, and how many those are.
 
-        `None`, and then nothing was changed, where that cannot be: the Python core, fences, or too few.
+        `None`, and then nothing was changed, where that cannot be: something is fenced, or there are too few.
         """
-        if self.streams or core.name != "cpp":
-            return None
         taken = self.allocator.alloc_held_from(core, num_slots)
         if taken is not None:
             self.num_held += num_slots - taken[1]
@@ -118,8 +116,8 @@ class SlotPool:
     def give_back_all(self, freed: Iterable[Freed]) -> int:
         """Retire what the tree let go, one batch for each set of streams; how many slots come back."""
         batches: dict[frozenset[Hashable], list[Slots]] = {}
-        for slots, streams in freed:
-            batches.setdefault(streams, []).append(slots)
+        for one in freed:
+            batches.setdefault(one.streams, []).append(one.slots)
         total = 0
         for streams, parts in batches.items():
             slots = np.concatenate(parts) if len(parts) > 1 else parts[0]

@@ -79,8 +79,8 @@ class Admissions(Protocol):
     def evict_slots(self, num_slots: int) -> int:
         """Evict so many tokens into the allocator."""
 
-    def note_evicted(self, num_slots: int) -> None:
-        """So many tokens were evicted on the way to somebody who took their slots."""
+    def note_taken(self, num_evicted: int) -> None:
+        """Slots were taken, for which so many tokens were evicted in the same call."""
 
     def others_can_release(self) -> bool:
         """Whether slots are pinned or held by something that is not an entered lease."""
@@ -103,6 +103,7 @@ class Pressure:
         self._cache = cache
         self._holds = holds
         self._page_size = core.page_size
+        self._takes_from_core = core.name == "cpp" and not pool.streams
         self._busy = False
         self._again = False
 
@@ -118,10 +119,11 @@ class Pressure:
         """
         if num_slots == 0:
             return NO_SLOTS
-        if stream is None and (taken := self._pool.take_from(self._core, num_slots)) is not None:
-            self._cache.note_evicted(taken[1])
-            self._cache.after_take()
-            return taken[0]
+        if stream is None and self._takes_from_core:
+            taken = self._pool.take_from(self._core, num_slots)
+            if taken is not None:
+                self._cache.note_taken(taken[1])
+                return taken[0]
         was_busy, self._busy = self._busy, True
         try:
             slots = self._pool.take(num_slots, stream) if num_slots <= self._pool.num_coming else None

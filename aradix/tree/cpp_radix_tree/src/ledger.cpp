@@ -407,7 +407,8 @@ nb::object Ledger::slots_copy(const Node &node, int64_t first) const {
 }
 
 nb::object Ledger::freed_record(const nb::object &slots, const nb::object &streams) const {
-    return records_.make(records_.freed, slots, streams.is_valid() ? streams : records_.no_streams);
+    return records_.make(records_.freed, slots, streams.is_valid() ? streams : records_.no_streams,
+                         records_.no_slots);
 }
 
 void Ledger::record_stored(Handle handle) {

@@ -76,25 +76,25 @@ bool PageTable::give_run(const int64_t *slots, size_t count, int origin) {
     if (count % size != 0)
         return false;
     size_t given = count / size;
-    bool good = true;
     pages_.resize(given);
-    size_t marked = 0;
-    for (; marked < given; ++marked) {
-        const int64_t *run = slots + marked * size;
-        int64_t page = run[0] / page_size;
+    for (size_t index = 0; index < given; ++index) {
+        const int64_t *run = slots + index * size;
+        int64_t page = run[0];
+        bool good = true;
+        if (size != 1) {  // a division is slow, and with pages of one slot there would be one a slot
+            page = run[0] / page_size;
+            good = page * page_size == run[0];
+            for (size_t offset = 1; good && offset < size; ++offset)
+                good = run[offset] == run[0] + static_cast<int64_t>(offset);
+        }
         // A page that was named before is marked as free by now, so a second mention shows here as well.
-        good = run[0] % page_size == 0 && page >= 1 && page <= num_pages && states_[page] == from;
-        for (size_t offset = 1; good && offset < size; ++offset)
-            good = run[offset] == run[0] + static_cast<int64_t>(offset);
-        if (!good)
-            break;
+        if (!good || page < 1 || page > num_pages || states_[page] != from) {
+            while (index-- > 0)
+                states_[pages_[index]] = from;
+            return false;
+        }
         states_[page] = free_;
-        pages_[marked] = static_cast<int32_t>(page);
-    }
-    if (!good) {
-        while (marked-- > 0)
-            states_[pages_[marked]] = from;
-        return false;
+        pages_[index] = static_cast<int32_t>(page);
     }
     for (size_t index = given; index-- > 0;)
         stack_[num_free++] = pages_[index];

@@ -1,5 +1,10 @@
 #include "tokens.hpp"
 
+#define NPY_NO_DEPRECATED_API NPY_1_23_API_VERSION
+#define PY_ARRAY_UNIQUE_SYMBOL ARADIX_ARRAY_API
+#define NO_IMPORT_ARRAY
+#include <numpy/arrayobject.h>
+
 #include <cstdint>
 #include <cstring>
 
@@ -82,19 +87,51 @@ nb::object pack_wide(const int64_t *ids, Py_ssize_t count) {
     return copy_wide(ids, count, out) > INT32_MAX ? nb::none() : bytes;
 }
 
+// An int below 2^30 without a call: most of them are token ids. Negative for all others.
+inline int64_t small_id(PyObject *item) {
+#if PY_VERSION_HEX >= 0x030C0000
+    auto *number = reinterpret_cast<PyLongObject *>(item);
+    return PyUnstable_Long_IsCompact(number) ? PyUnstable_Long_CompactValue(number) : -1;
+#else
+    Py_ssize_t size = Py_SIZE(item);
+    if (size == 1)
+        return reinterpret_cast<PyLongObject *>(item)->ob_digit[0];
+    return size == 0 ? 0 : -1;
+#endif
+}
+
 nb::object pack_items(PyObject *const *items, Py_ssize_t count) {
     int32_t *out = nullptr;
     nb::object bytes = new_bytes(count, out);
     for (Py_ssize_t index = 0; index < count; ++index) {
         if (!PyLong_CheckExact(items[index]))
             return nb::none();
-        int overflow = 0;
-        long id = PyLong_AsLongAndOverflow(items[index], &overflow);
-        if (overflow != 0 || id < 0 || id > INT32_MAX)
+        int64_t id = small_id(items[index]);
+        if (id < 0) {
+            int overflow = 0;
+            id = PyLong_AsLongAndOverflow(items[index], &overflow);
+            if (overflow != 0 || id < 0)
+                return nb::none();
+        }
+        if (id > INT32_MAX)
             return nb::none();
         out[index] = static_cast<int32_t>(id);
     }
     return bytes;
+}
+
+// Through numpy's own door: its buffers take longer to ask for than a short prompt to copy.
+nb::object pack_array(PyArrayObject *ids) {
+    if (PyArray_NDIM(ids) != 1 || !PyArray_ISCARRAY_RO(ids))
+        return nb::none();
+    int type = PyArray_TYPE(ids);
+    auto size = static_cast<size_t>(PyArray_ITEMSIZE(ids));
+    Py_ssize_t count = PyArray_SIZE(ids);
+    if (type != NPY_INT && type != NPY_LONG && type != NPY_LONGLONG)
+        return nb::none();
+    if (size == sizeof(int32_t))
+        return pack_narrow(static_cast<const int32_t *>(PyArray_DATA(ids)), count);
+    return pack_wide(static_cast<const int64_t *>(PyArray_DATA(ids)), count);
 }
 
 }  // namespace
@@ -103,6 +140,8 @@ nb::object pack_tokens(nb::handle token_ids) {
     PyObject *ids = token_ids.ptr();
     if (PyList_CheckExact(ids) || PyTuple_CheckExact(ids))
         return pack_items(PySequence_Fast_ITEMS(ids), PySequence_Fast_GET_SIZE(ids));
+    if (PyArray_CheckExact(ids))
+        return pack_array(reinterpret_cast<PyArrayObject *>(ids));
     // Bytes are no token ids here, though they are a buffer of integers.
     if (!PyObject_CheckBuffer(ids))
         return nb::none();

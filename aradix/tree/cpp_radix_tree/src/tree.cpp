@@ -30,15 +30,16 @@ nb::object Tree::match(nb::handle key_object, std::optional<int64_t> limit, bool
     Place place = enter(key, root, past_pending);
     if (place.gate != 0)
         return records_.make(records_.match, integer(0), integer(0), records_.nowhere, integer(place.gate),
-                             records_.nothing);
+                             records_.nothing, integer(0), records_.nowhere, integer(0));
     Handle node = arrive(place);
     if (pin)
         lock(node);
     nb::object ready = touch(node);
     int64_t matched = items(at(node).depth);
     int64_t node_id = at(merge_path(node)).id;
-    return records_.make(records_.match, integer(matched), integer(node_id), records_.ref(node_id, matched), integer(0),
-                         ready_or_nothing(ready));
+    nb::object last = records_.ref(node_id, matched);
+    return records_.make(records_.match, integer(matched), integer(node_id), last, integer(0), ready_or_nothing(ready),
+                         integer(0), last, integer(0));
 }
 
 int64_t Tree::peek(nb::handle key_object) {
@@ -106,6 +107,8 @@ nb::object Tree::extend(int64_t node_id, nb::handle key_object, nb::handle slots
                         nb::handle ready_object) {
     Step step(*this);
     Handle origin = node_named(node_id);
+    if (at(origin).detached)
+        return nb::none();
     Key key = read_key(key_object);
     Slots slots(slots_object);
     int64_t priority = saturated(priority_object);
@@ -458,7 +461,8 @@ nb::object Tree::view(Handle handle, const nb::object &name_space) {
         slots_copy(node, 0), integer(node.lock_ref), records_.gates[node.gate], nb::bool_(node.detached),
         integer(node.hit_count), integer(node.priority), integer(node.last_access), integer(node.created),
         integer(node.num_children), nb::bool_(ranking_.is_filed(handle)), ranking_.state(handle),
-        records_events_ && node.parent != kNone ? digest_list(node.hashes, 0) : nb::none());
+        records_events_ && node.parent != kNone ? digest_list(node.hashes, 0) : nb::none(),
+        nb::none(), integer(0), records_.no_latch, nb::bool_(false));
 }
 
 }  // namespace aradix
