@@ -141,5 +141,10 @@ NB_MODULE(_native, module) {
         .def("pin_below", &Tree::pin_below, "node_id"_a)
         .def("evict_below", &Tree::evict_below, "node_id"_a)
         .def("take_events", &Tree::take_events)
+        .def_prop_ro("tick", [](const Tree &tree) { return tree.tick(); })
+        .def("roots", &Tree::roots)
+        .def("glance", &Tree::glance, "node_id"_a)
+        .def("look", &Tree::look, "key"_a)
+        .def("next_victim", &Tree::next_victim)
         .def("walk", &Tree::walk, nb::kw_only(), "detached"_a = false);
 }

@@ -39,6 +39,11 @@ public:
     bool is_below(int64_t node_id, int64_t ancestor_id);
     nb::object walk(bool detached);
 
+    nb::object roots();
+    nb::object glance(int64_t node_id);
+    nb::object look(nb::handle key);
+    int64_t next_victim();
+
 private:
     // Where a walk ended: the last whole node, the child matched in part and by how many bytes, or the gate met.
     struct Place {
