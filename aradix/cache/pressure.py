@@ -18,6 +18,7 @@ import anyio
 
 from aradix.cache.hold import NO_SLOTS, Hold
 from aradix.cache.pool import SlotPool
+from aradix.cache.watch import Watcher
 from aradix.errors import RequestTooLargeError, RetractError
 from aradix.tree.protocol import Slots, TreeCore
 
@@ -28,6 +29,7 @@ class SlotWaiter:
     """One waiting call: a lease that grows by `num_tokens`, or (`reserve`) one that waits to be entered."""
 
     __slots__ = (
+        "began",
         "blocked",
         "error",
         "event",
@@ -47,6 +49,7 @@ class SlotWaiter:
         self.reserve = reserve
         self.keeps_pins = keeps_pins
         self.version = -1
+        self.began = 0.0
         self.blocked = False
         self.granted = False
         self.num_before = 0
@@ -92,7 +95,16 @@ class Admissions(Protocol):
 class Pressure:
     """The slot waiters of a cache. Nothing here waits but `wait`."""
 
-    def __init__(self, core: TreeCore, pool: SlotPool, cache: Admissions, holds: dict[int, Hold]) -> None:
+    def __init__(
+        self,
+        core: TreeCore,
+        pool: SlotPool,
+        cache: Admissions,
+        holds: dict[int, Hold],
+        clock: Callable[[], float],
+    ) -> None:
+        self.watch: Watcher | None = None
+        self._clock = clock
         self.growth: list[SlotWaiter] = []
         self.admission: list[SlotWaiter] = []
         self.num_waits = 0
@@ -119,7 +131,7 @@ class Pressure:
         """
         if num_slots == 0:
             return NO_SLOTS
-        if stream is None and self._takes_from_core:
+        if stream is None and self._takes_from_core and self.watch is None:
             taken = self._pool.take_from(self._core, num_slots)
             if taken is not None:
                 self._cache.note_taken(taken[1])
@@ -184,6 +196,7 @@ class Pressure:
         queue = self.admission if waiter.reserve else self.growth
         queue.append(waiter)
         waiter.hold.waiting = True
+        waiter.began = self._clock()
         self.num_waits += 1
         self.changed()
         try:
@@ -195,6 +208,9 @@ class Pressure:
                 self._leave(waiter)
             self.changed()
             raise
+        finally:
+            if self.watch is not None:
+                self.watch.waited_for_slots(waiter.began)
         if waiter.error is not None:
             raise waiter.error
 

@@ -324,8 +324,8 @@ class TreeCore(Protocol):
     def roots(self) -> list[int]:
         """The ids of the roots, a namespace each."""
 
-    def glance(self, node_id: int) -> Glance | None:
-        """One node and the ids of its children; None if there is no such node any more."""
+    def glance(self, node_id: int, *, children: bool = True) -> Glance | None:
+        """One node, and the ids of its children if asked; None if there is no such node any more."""
 
     def look(self, key: RadixKey) -> list[int]:
         """The ids of the nodes that a match of a key would walk, from the root on, the last perhaps matched in part."""

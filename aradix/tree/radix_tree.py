@@ -319,7 +319,7 @@ class RadixTree(TierSteps):
     def roots(self) -> list[int]:
         return [root.node_id for root in self._roots.values()]
 
-    def glance(self, node_id: int) -> Glance | None:
+    def glance(self, node_id: int, *, children: bool = True) -> Glance | None:
         node = self._nodes.get(node_id)
         if node is None:
             return None
@@ -339,7 +339,7 @@ class RadixTree(TierSteps):
             priority=node.priority,
             last_access=node.last_access,
             created=node.created,
-            children=[child.node_id for child in node.children.values()],
+            children=[child.node_id for child in node.children.values()] if children else [],
         )
 
     def look(self, key: RadixKey) -> list[int]:

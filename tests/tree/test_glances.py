@@ -48,6 +48,7 @@ def test_glances_add_up_to_a_walk(name: Core, item_bytes: int) -> None:
         assert glance.first_tokens == view.tokens[: 8 * item_bytes]
         assert glance.children == [each for each, other in views.items() if other.parent_id == glance.node_id]
         assert glance.last_access <= core.tick
+        assert core.glance(glance.node_id, children=False) == glance._replace(children=[])
         seen.append(glance.node_id)
         stack += glance.children
     assert sorted(seen) == sorted(views)

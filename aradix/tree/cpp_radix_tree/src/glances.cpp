@@ -16,7 +16,7 @@ nb::object Tree::roots() {
     return ids;
 }
 
-nb::object Tree::glance(int64_t node_id) {
+nb::object Tree::glance(int64_t node_id, bool with_children) {
     Step step(*this);
     Handle handle = find_node(node_id);
     if (handle == kNone)
@@ -26,7 +26,7 @@ nb::object Tree::glance(int64_t node_id) {
     while (at(root).parent != kNone)
         root = at(root).parent;
     nb::list children;
-    for (Handle child = node.first_child; child != kNone; child = at(child).next)
+    for (Handle child = node.first_child; child != kNone && with_children; child = at(child).next)
         append_to(children, integer(at(child).id));
     return records_.make(
         records_.glance, integer(node.id), integer(node.parent == kNone ? 0 : at(node.parent).id),

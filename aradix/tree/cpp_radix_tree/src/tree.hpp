@@ -40,7 +40,7 @@ public:
     nb::object walk(bool detached);
 
     nb::object roots();
-    nb::object glance(int64_t node_id);
+    nb::object glance(int64_t node_id, bool children);
     nb::object look(nb::handle key);
     int64_t next_victim();
 
