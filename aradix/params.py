@@ -67,6 +67,7 @@ class CacheInitParams:
             pool is roomy), or nothing (better where it is tight).
         enable_kv_cache_events: record events for `take_events()`.
         tree_core: `"auto"`, `"python"` or `"cpp"`.
+        req_to_token_pool: the table of requests, for `cache_unfinished_req` and `cache_finished_req`.
         clock: seconds, for the age of leases; never for the order of eviction.
 
     Raises:
@@ -86,6 +87,7 @@ class CacheInitParams:
     waiters_keep_pins: bool = True
     enable_kv_cache_events: bool = False
     tree_core: Literal["auto", "python", "cpp"] = "auto"
+    req_to_token_pool: Any = None
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -160,8 +162,7 @@ class InsertParams:
     priority: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class InsertResult:
+class InsertResult(NamedTuple):
     """What an insert or a commit did.
 
     Args:

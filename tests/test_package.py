@@ -119,9 +119,9 @@ SKIPPING = """
 """
 
 
-@pytest.mark.parametrize(("marks", "code"), [("", 1), ("@pytest.mark.gpu", 0)])
-def test_in_ci_only_gpu_tests_may_be_skipped(pytester: pytest.Pytester, marks: str, code: int) -> None:
-    pytester.makeini("[pytest]\nmarkers = gpu: needs a GPU\n")
+@pytest.mark.parametrize(("marks", "code"), [("", 1), ("@pytest.mark.gpu", 0), ("@pytest.mark.sglang", 0)])
+def test_in_ci_only_what_is_marked_so_may_be_skipped(pytester: pytest.Pytester, marks: str, code: int) -> None:
+    pytester.makeini("[pytest]\nmarkers =\n gpu: needs a GPU\n sglang: needs SGLang\n")
     pytester.makepyfile(SKIPPING.format(marks=marks))
     result = pytester.runpytest_inprocess("-p", "no:asyncio", plugins=[NothingSkipped(pytester.path)])
     result.assert_outcomes(passed=1, skipped=1)

@@ -15,16 +15,14 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import anyio
-import numpy as np
 
-from aradix.cache.hold import Hold
+from aradix.cache.hold import NO_SLOTS, Hold
 from aradix.cache.pool import SlotPool
 from aradix.errors import RequestTooLargeError, RetractError
+from aradix.memory.page_table import HELD
 from aradix.tree.protocol import Slots, TreeCore
 
 __all__ = ["Admissions", "Pressure", "SlotWaiter"]
-
-_NO_SLOTS: Slots = np.empty(0, np.int64)
 
 
 class SlotWaiter:
@@ -82,6 +80,9 @@ class Admissions(Protocol):
     def evict_slots(self, num_slots: int) -> int:
         """Evict so many tokens into the allocator."""
 
+    def note_taken(self, hold: Hold, num_evicted: int) -> None:
+        """A lease grew by the short way, in which the tree counted its hit, and evicted so many tokens."""
+
     def others_can_release(self) -> bool:
         """Whether slots are pinned or held by something that is not an entered lease."""
 
@@ -103,6 +104,10 @@ class Pressure:
         self._cache = cache
         self._holds = holds
         self._page_size = core.page_size
+        # By which a compiled tree does the plain case of a step in one call; see its short_ways.cpp.
+        self._takes_short_ways = core.name == "cpp" and not pool.streams
+        self._short_core: Any = core
+        self._table = pool.allocator.table
         self._busy = False
         self._again = False
 
@@ -117,7 +122,7 @@ class Pressure:
         Something may have been evicted into limbo where the slots are only behind a fence: they are then on their way.
         """
         if num_slots == 0:
-            return _NO_SLOTS
+            return NO_SLOTS
         was_busy, self._busy = self._busy, True
         try:
             slots = self._pool.take(num_slots, stream) if num_slots <= self._pool.num_coming else None
@@ -134,6 +139,16 @@ class Pressure:
 
     def grow_now(self, hold: Hold, num_tokens: int) -> bool:
         """Serve a growth at once, unless others wait for theirs."""
+        if self._takes_short_ways and not self.growth:
+            taken = self._short_core.grow_hold(hold, self._table, num_tokens, HELD)
+            if taken is not None:
+                num_taken, num_evicted, grew = taken
+                self._pool.num_held += num_taken
+                self._cache.note_taken(hold, num_evicted)
+                if self._again:
+                    self._catch_up()
+                if grew:
+                    return True
         num_slots = hold.fresh_slots_for(num_tokens, self._page_size)
         if num_slots and self.growth:
             return False
@@ -141,8 +156,10 @@ class Pressure:
         if slots is None:
             return False
         hold.add(slots, num_tokens)
-        self._cache.count_query(hold)
-        self._catch_up()
+        if not hold.counted:
+            self._cache.count_query(hold)
+        if self._again:
+            self._catch_up()
         return True
 
     def admit_now(self, hold: Hold, num_tokens: int) -> bool:
@@ -317,7 +334,7 @@ class Pressure:
             return False
         if self._cache.others_can_release():
             return False
-        return all(hold.waiting or not (hold.own or hold.published) for hold in self._holds.values())
+        return all(hold.waiting or not (hold.num_own_slots or hold.published) for hold in self._holds.values())
 
     def _num_missing(self, waiter: SlotWaiter) -> int:
         hold = waiter.hold

@@ -54,7 +54,7 @@ def _shown(view: NodeView, tokens: bool) -> dict[str, Any]:
         shown["tokens"] = (ids.reshape(-1, 2) if pairs else ids).tolist()
     return shown | {
         "lock_ref": view.lock_ref,
-        "residency": "device",
+        "residency": view.residency,
         "priority": view.priority,
         "hit_count": view.hit_count,
         "children": [],
@@ -83,5 +83,7 @@ def print_tree(core: TreeCore) -> None:
             print(f"{view.namespace} lock_ref={view.lock_ref}")
             continue
         ids = np.frombuffer(view.tokens, np.int32)
+        if len(ids) == 2 * view.num_tokens:  # pairs, each of which ends in what the next begins with
+            ids = np.append(ids[::2], ids[-1])
         shown = " ".join(map(str, ids[:_SHOWN_TOKENS].tolist())) + (" ..." if len(ids) > _SHOWN_TOKENS else "")
         print(f"{'  ' * level}{view.num_tokens} tokens to {view.depth}: [{shown}] lock_ref={view.lock_ref}")

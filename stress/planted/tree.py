@@ -63,7 +63,7 @@ class _ParentFirst(RadixTree):
     """The parent of the least valuable leaf goes before the leaf."""
 
     def evict(self, num_tokens: int) -> list[Freed]:
-        leaf = self._least() if num_tokens > 0 else None
+        leaf = self._least(self._evictable) if num_tokens > 0 else None
         parent = None if leaf is None else leaf.parent
         if parent is None or parent.parent is None or parent.lock_ref or parent.gate:
             return super().evict(num_tokens)

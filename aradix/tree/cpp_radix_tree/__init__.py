@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from aradix._native import Tree
 from aradix.keys import TOKEN_BYTES
 from aradix.policies import FIFO, FILO, LFU, LRU, MRU, SLRU, EvictionPolicy, Priority
-from aradix.tree.cpp_radix_tree._core import Tree
 from aradix.tree.evictable import EvictableIndex
 
 __all__ = ["CppRadixTree"]
@@ -52,6 +52,7 @@ class CppRadixTree(Tree):
         policy: EvictionPolicy | None = None,
         evict_unit: Literal["page", "node"] = "page",
         record_events: bool = False,
+        merge: bool = True,
     ) -> None:
         chosen = policy or LRU()
         known = _KNOWN.get(type(chosen), "user")
@@ -60,6 +61,7 @@ class CppRadixTree(Tree):
             item_bytes=item_bytes,
             whole_nodes=evict_unit == "node",
             record_events=record_events,
+            merge=merge,
             policy=known,
             protected_from=chosen.protected_from if isinstance(chosen, SLRU) else 0,
             user_policy=chosen,

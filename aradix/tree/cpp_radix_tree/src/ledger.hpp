@@ -28,6 +28,7 @@ struct Settings {
     size_t item_bytes;
     bool whole_nodes;
     bool record_events;
+    bool merge;
 };
 
 class Ledger {
@@ -46,6 +47,8 @@ public:
     const Ranking &ranking() const { return ranking_; }
 
     nb::object take_events();
+    // Called when the first event since the last `take_events` is recorded, in the middle of a step; null for nobody.
+    nb::object on_event;
     int traverse(visitproc visit, void *arg);
     void clear();
 
@@ -78,6 +81,7 @@ protected:
     // Every node at or below one, a parent before its children, in order.
     void preorder(Handle top, std::vector<Handle> &found) const;
     std::vector<Handle> root_list(bool detached) const;
+    Handle first_root() const { return live_roots_.first; }
 
     // ---- making and unmaking nodes ----
 
@@ -86,7 +90,7 @@ protected:
     // Cut the first `size` bytes of a node off into a new parent, which is returned.
     Handle split(Handle tail, size_t size);
     void remove_leaf(Handle leaf, bool merge);
-    nb::object trim(Handle leaf, int64_t count);
+    void trim(Handle leaf, int64_t count);
     void prune(Handle root);
     void remove_root(Handle root, bool keep);
     void unlink(Handle child);
@@ -113,6 +117,7 @@ protected:
     void record_cleared();
     // From now on the collector has to look at the marks of nodes.
     void note_marks(const nb::object &marks) { marked_ = marked_ || marks.is_valid(); }
+    bool has_marks() const { return marked_; }
 
     Records records_;
     size_t page_size_, item_bytes_, page_bytes_;
@@ -135,6 +140,7 @@ private:
     Siblings children_of(Handle parent) const { return {nodes_[parent].first_child, nodes_[parent].last_child}; }
     void set_children(Handle parent, const Siblings &siblings);
     void record_stored(Handle leaf);
+    void record(Event event);
 
     uint64_t seed_;
     int64_t tick_ = 0;
