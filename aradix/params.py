@@ -74,6 +74,7 @@ class CacheInitParams:
             `"write_through_selective"` once they were found again, `"write_back"` when they are evicted.
         load_back_threshold: fewer host-resident tokens than this are computed again and not copied.
         copier: how the device copies, where the pool's own way is not wanted: a virtual device brings its own.
+        req_to_token_pool: the table of requests, for `cache_unfinished_req` and `cache_finished_req`.
         clock: seconds, for the age of leases; never for the order of eviction.
 
     Raises:
@@ -99,6 +100,7 @@ class CacheInitParams:
     write_policy: Literal["write_through", "write_through_selective", "write_back"] = "write_through_selective"
     load_back_threshold: int = 10
     copier: Any = None
+    req_to_token_pool: Any = None
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:

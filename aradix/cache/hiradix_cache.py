@@ -49,7 +49,6 @@ class HiRadixCache(RadixCache):
         if params.host is None:
             raise ConfigError("HiRadixCache needs host=, a HostKVPool, and kv_pool=; without them take RadixCache")
         super().__init__(params)
-        self._pressure.takes_from_core = False  # here an eviction is more than one call of the tree
         self._tiers = Tiers(params, self._tiered, self._leases, self._calls.fail, self._on_copies)
         if self._tiers.transfer.needs_polling:
             self._tiers.loads.on_begun = self._tiers.backups.on_begun = self._on_begun

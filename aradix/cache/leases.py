@@ -10,18 +10,21 @@ from collections.abc import Callable
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from aradix.cache.calls import Calls, closed_error
-from aradix.cache.hold import Hold
+from aradix.cache.hold import Hold, make_hold
 from aradix.cache.locks import Gates
 from aradix.cache.low_level import LowLevelPins
 from aradix.cache.pool import SlotPool
 from aradix.cache.pressure import Pressure
+from aradix.cache.watch import Watcher
 from aradix.errors import AradixError, LeaseReleasedError
 from aradix.keys import RadixKey
+from aradix.memory.page_table import HELD
 from aradix.params import CacheInitParams, InsertResult, NodeRef
-from aradix.tree.protocol import Freed, Ready, TreeCore
+from aradix.tree.protocol import Freed, Ready, Slots, TreeCore
 
 if TYPE_CHECKING:
     from aradix.cache.tiering import Tiers
@@ -53,14 +56,19 @@ class Leases:
     def __init__(self, params: CacheInitParams, core: TreeCore, calls: Calls, on_low: Callable[[], None]) -> None:
         self.holds: dict[int, Hold] = {}
         self.pool = SlotPool(params.allocator, params.streams, calls.fail)
-        self.pressure = Pressure(core, self.pool, self, self.holds)
-        self.gates = Gates(core, self.pressure, self.pool.give_back_all, self.changed)
+        # The short ways, and the compiled holds that go them, know nothing of streams and of tiers below the device.
+        is_plain = core.name == "cpp" and not params.streams and params.host is None
+        self._make_hold = make_hold if params.host is None else Hold
+        self.pressure = Pressure(core, self.pool, self, self.holds, params.clock, takes_short_ways=is_plain)
+        self.gates = Gates(core, self.pressure, self.pool.give_back_all, self.changed, params.clock)
         self.low_pins = LowLevelPins(core)
         self.passing: set[Hold | Passage] = set()
         """Let in by a gate, or by a load, in the step that ended it, and not awake yet: pinned, and neither held nor
         queued."""
         self.tiers: Tiers | None = None
         """What moves KV between this device and the tiers below; none in a cache that has none."""
+        self.watch: Watcher | None = None
+        self.watchers: tuple[Watcher, ...] = ()
         self.num_queries = 0
         self.num_query_tokens = 0
         self.num_hit_tokens = 0
@@ -69,6 +77,10 @@ class Leases:
         self._params = params
         self._page_size = params.page_size
         self._is_disabled = params.disable
+        # By which a compiled tree does the plain case of a step in one call; see its short_ways.cpp.
+        self._takes_short_ways = self.pressure.takes_short_ways and not params.disable
+        self._short_core: Any = core
+        self._table = params.allocator.table
         self._core = core
         self._on_low = on_low
         self._calls = calls
@@ -89,7 +101,7 @@ class Leases:
     ) -> Hold:
         """A hold on nothing yet; `opened_near` is the last instruction of the code that opened it."""
         self._num_opened += 1
-        return Hold(
+        return self._make_hold(
             self._num_opened,
             view,
             given,
@@ -107,6 +119,10 @@ class Leases:
         """Match and pin a key in one step, letting go of an earlier match; False where a gate stands in the way."""
         if self._is_disabled:
             return True
+        if self.watch is not None:
+            self.watch.matching(hold)
+        if self._takes_short_ways and self._short_core.enter_hold(hold):
+            return True
         match = self._core.match(hold.key, limit=hold.limit, pin=True)
         if match.gate:
             return False
@@ -114,7 +130,8 @@ class Leases:
             self.pool.give_back_all(self._core.unpin(hold.node_id))
         hold.node_id = match.node_id
         hold.num_matched = hold.published = hold.committed = match.num_matched
-        hold.host_hit = match.host_hit
+        if self.tiers is not None:
+            hold.host_hit = match.host_hit
         if match.ready and hold.stream is not None:
             try:
                 self.order_after((hold.stream,), match.ready)
@@ -178,15 +195,20 @@ class Leases:
         """A lease got its first slots, or commits first: now it counts in the hit rate, once."""
         if hold.counted:
             return
+        self._note_query(hold)
+        if hold.num_matched and hold.node_id and not hold.resume:
+            self._core.record_hit(hold.node_id)
+
+    def _note_query(self, hold: Hold) -> None:
         hold.counted = True
+        if self.watch is not None:
+            self.watch.queried(hold)
         if hold.resume:
             self.num_resumes += 1
             return
         self.num_queries += 1
-        self.num_query_tokens += len(hold.given)
+        self.num_query_tokens += hold.given.num_items
         self.num_hit_tokens += hold.num_matched
-        if hold.num_matched and hold.node_id:
-            self._core.record_hit(hold.node_id)
 
     def others_can_release(self) -> bool:
         """Whether slots are pinned or held by something that is not an entered lease."""
@@ -252,6 +274,14 @@ class Leases:
             self._calls.fail(error)
             raise
 
+    def slots_of(self, hold: Hold) -> Slots:
+        """The slots of a hold's tokens, in token order: a new array."""
+        if self._core.name == "cpp":
+            slots: Slots = self._short_core.slots_of_hold(hold)
+            return slots
+        parts = [self._core.slots_of(hold.ref)] if hold.published else []
+        return np.concatenate([*parts, hold.own[: hold.num_own]])
+
     def truncate(self, hold: Hold, num_tokens: int) -> None:
         """Give back the slots beyond so many tokens."""
         is_bigram = hold.key.is_bigram
@@ -286,6 +316,8 @@ class Leases:
         """Give back all that a lease has, entered or not. Does not raise."""
         if hold.released:
             return
+        if self.watch is not None and hold.held:
+            self.watch.released(hold)
         hold.released = True
         hold.held = False
         self.holds.pop(hold.order, None)
@@ -293,6 +325,13 @@ class Leases:
             self.pressure.drop(
                 hold, LeaseReleasedError(f"the lease opened at {hold.where} was released while it waited")
             )
+        if self._takes_short_ways:
+            num_given = self._short_core.leave_hold(hold, self._table, HELD)
+            if num_given is not None:
+                if num_given:
+                    self.pool.note_given(num_given)
+                self.changed()
+                return
         streams = hold.touching(self.pool.streams)
         freed: list[Freed] = []
         if hold.node_id:
@@ -329,15 +368,41 @@ class Leases:
         if self.pool.num_coming < self._low_slots and self._core.evictable_tokens:
             self._on_low()
 
-    def note_taken(self, num_evicted: int) -> None:
-        """Slots were taken, for which so many tokens were evicted in the same call."""
+    def publish(self, hold: Hold, given: RadixKey, view: RadixKey) -> InsertResult | None:
+        """Commit a key by the short way; `None`, and then nothing was changed, where it is not that plain."""
+        if not self._takes_short_ways or self._calls.closed:
+            return None
+        start, num_known = hold.published, hold.key.num_items
+        done = self._short_core.publish_hold(hold, self._table, view, HELD)
+        if done is None:
+            return None
+        if view.num_items > num_known:
+            hold.given = given
+        held, end, ref, duplicates = done
+        spare = _NO_DUPLICATES
+        if duplicates is not None:
+            self.pool.note_given(len(duplicates))
+            spare = torch.from_numpy(duplicates)
+        self.changed()
+        return InsertResult(held, ref, spare, end - held, (start, held))
+
+    def note_taken(self, hold: Hold, num_evicted: int) -> None:
+        """A lease grew by the short way, in which the tree counted its hit, and evicted so many tokens."""
+        if not hold.counted:
+            self._note_query(hold)
         self.num_evicted += num_evicted
         if self._low_slots:
             self.after_take()
 
     def evict_slots(self, num_slots: int) -> int:
         """Evict so many tokens, or all there are, into the allocator; how many it were."""
+        watch = self.watch
+        began = 0.0 if watch is None else self._params.clock()
+        if watch is not None:
+            watch.evicting()
         freed = self._core.evict(num_slots) if self.tiers is None else self.tiers.evict(num_slots)
         num_freed = self.pool.give_back_all(freed)
         self.num_evicted += num_freed
+        if watch is not None:
+            watch.evicted(num_freed, began)
         return num_freed

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aradix.errors import AradixError, ConfigError, TransferError, UsageError
-from aradix.tree.protocol import Freed, Ready, Slots, TreeCore
+from aradix.tree.protocol import Freed, Ready, Slots
 
 if TYPE_CHECKING:
     from aradix.cache.host_slots import HostSlots
@@ -79,15 +79,14 @@ class SlotPool:
             self.num_held += num_slots
         return slots
 
-    def take_from(self, core: TreeCore, num_slots: int) -> tuple[Slots, int] | None:
-        """So many slots, those that are short out of a compiled tree in the same call, and how many those are.
-
-        `None`, and then nothing was changed, where that cannot be: something is fenced, or there are too few.
-        """
-        taken = self.allocator.alloc_held_from(core, num_slots)
-        if taken is not None:
-            self.num_held += num_slots - taken[1]
-        return taken
+    def note_given(self, num_slots: int) -> None:
+        """Slots of this cache came back by way of `SlotAllocator.table`."""
+        self.num_held -= num_slots
+        was_busy, self.is_busy = self.is_busy, True
+        try:
+            self.allocator.note_given()
+        finally:
+            self.is_busy = was_busy
 
     def adopt(self, slots: Slots) -> None:
         """Take over slots that a caller was handed out. UsageError if they are not his to give."""

@@ -18,7 +18,9 @@ import anyio
 
 from aradix.cache.hold import NO_SLOTS, Hold
 from aradix.cache.pool import SlotPool
+from aradix.cache.watch import Watcher
 from aradix.errors import RequestTooLargeError, RetractError
+from aradix.memory.page_table import HELD
 from aradix.tree.protocol import Slots, TreeCore
 
 __all__ = ["Admissions", "Load", "Pressure", "SlotWaiter"]
@@ -31,6 +33,7 @@ class SlotWaiter:
     """
 
     __slots__ = (
+        "began",
         "blocked",
         "error",
         "event",
@@ -54,6 +57,7 @@ class SlotWaiter:
         self.keeps_pins = keeps_pins
         self.load = load
         self.version = -1
+        self.began = 0.0
         self.blocked = False
         self.granted = False
         self.num_before = 0
@@ -96,8 +100,8 @@ class Admissions(Protocol):
     def evict_slots(self, num_slots: int) -> int:
         """Evict so many tokens into the allocator."""
 
-    def note_taken(self, num_evicted: int) -> None:
-        """Slots were taken, for which so many tokens were evicted in the same call."""
+    def note_taken(self, hold: Hold, num_evicted: int) -> None:
+        """A lease grew by the short way, in which the tree counted its hit, and evicted so many tokens."""
 
     def settle(self) -> None:
         """Hear of copies that have ended."""
@@ -112,7 +116,18 @@ class Admissions(Protocol):
 class Pressure:
     """The slot waiters of a cache. Nothing here waits but `wait`."""
 
-    def __init__(self, core: TreeCore, pool: SlotPool, cache: Admissions, holds: dict[int, Hold]) -> None:
+    def __init__(
+        self,
+        core: TreeCore,
+        pool: SlotPool,
+        cache: Admissions,
+        holds: dict[int, Hold],
+        clock: Callable[[], float],
+        *,
+        takes_short_ways: bool,
+    ) -> None:
+        self.watch: Watcher | None = None
+        self._clock = clock
         self.growth: list[SlotWaiter] = []
         self.admission: list[SlotWaiter] = []
         self.num_waits = 0
@@ -123,7 +138,10 @@ class Pressure:
         self._cache = cache
         self._holds = holds
         self._page_size = core.page_size
-        self.takes_from_core = core.name == "cpp" and not pool.streams
+        # By which a compiled tree does the plain case of a step in one call; see its short_ways.cpp.
+        self.takes_short_ways = takes_short_ways
+        self._short_core: Any = core
+        self._table = pool.allocator.table
         self._busy = False
         self._again = False
 
@@ -139,11 +157,6 @@ class Pressure:
         """
         if num_slots == 0:
             return NO_SLOTS
-        if stream is None and self.takes_from_core:
-            taken = self._pool.take_from(self._core, num_slots)
-            if taken is not None:
-                self._cache.note_taken(taken[1])
-                return taken[0]
         was_busy, self._busy = self._busy, True
         try:
             slots = self._pool.take(num_slots, stream) if num_slots <= self._pool.num_coming else None
@@ -163,6 +176,16 @@ class Pressure:
 
     def grow_now(self, hold: Hold, num_tokens: int) -> bool:
         """Serve a growth at once, unless others wait for theirs."""
+        if self.takes_short_ways and not self.growth and self.watch is None:
+            taken = self._short_core.grow_hold(hold, self._table, num_tokens, HELD)
+            if taken is not None:
+                num_taken, num_evicted, grew = taken
+                self._pool.num_held += num_taken
+                self._cache.note_taken(hold, num_evicted)
+                if self._again:
+                    self._catch_up()
+                if grew:
+                    return True
         num_slots = hold.fresh_slots_for(num_tokens, self._page_size)
         if num_slots and self.growth:
             return False
@@ -229,6 +252,7 @@ class Pressure:
         queue = self.admission if waiter.reserve else self.growth
         queue.append(waiter)
         waiter.hold.waiting = True
+        waiter.began = self._clock()
         self.num_waits += 1
         self.changed()
         try:
@@ -240,6 +264,9 @@ class Pressure:
                 self._leave(waiter)
             self.changed()
             raise
+        finally:
+            if self.watch is not None:
+                self.watch.waited_for_slots(waiter.began)
         if waiter.error is not None:
             raise waiter.error
 

@@ -22,18 +22,19 @@ from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
 from aradix.cache.audit import audit_cache
-from aradix.cache.base_prefix_cache import BasePrefixCache
 from aradix.cache.calls import Calls, closed_error
+from aradix.cache.event_sinks import EventCalls, EventSinks
 from aradix.cache.evictor import Background
-from aradix.cache.home import Home
+from aradix.cache.home import Home, is_cancellation
 from aradix.cache.lease import Lease, count_of
 from aradix.cache.leases import Leases, Passage
 from aradix.cache.locks import Exclusive, StandingGate
 from aradix.cache.low_level import value_array
 from aradix.cache.pressure import too_large
+from aradix.cache.request_rows import RequestRow, committed_len, computed_ids, joined_ids
+from aradix.cache.requests import Requests
 from aradix.cache.views import make_snapshot, make_stats, print_tree
 from aradix.errors import ConfigError, InvalidKeyError, InvariantError, UsageError
-from aradix.events import KVCacheEvent
 from aradix.keys import BIGRAM_BYTES, TOKEN_BYTES, Namespace, RadixKey
 from aradix.params import (
     CacheInitParams,
@@ -55,7 +56,7 @@ __all__ = ["RadixCache"]
 _Params = TypeVar("_Params", MatchPrefixParams, InsertParams, EvictParams)
 
 
-class RadixCache(BasePrefixCache):
+class RadixCache(EventCalls):
     """The prefix cache. `BasePrefixCache` says what each call promises, `CacheInitParams` what can be set.
 
     Args:
@@ -82,7 +83,9 @@ class RadixCache(BasePrefixCache):
         self._pressure = self._leases.pressure
         self._gates = self._leases.gates
         self._low_pins = self._leases.low_pins
+        self._requests = Requests(params, self._core, self._leases)
         self._pressure.on_change = self._on_change
+        self._event_sinks = EventSinks(self._core, self._calls.fail)
         self._home: Home | None = None
         self._task_group: TaskGroup | None = None
         self._wake_pending = False
@@ -140,7 +143,7 @@ class RadixCache(BasePrefixCache):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool | None:
-        if error is not None and not _is_cancellation(error):
+        if error is not None and not is_cancellation(error):
             # The user's own error goes on as it is, not in a group; a failure in the background still comes first.
             await task_group.__aexit__(None, None, None)
             swallowed = None
@@ -156,6 +159,7 @@ class RadixCache(BasePrefixCache):
         self._pressure.drop_all(closed_error)
         self._gates.close_down(closed_error)
         self._pool.give_back_all(self._core.detach().freed)
+        self._event_sinks.close()
         self._calls.note_policy_failure()
 
     async def _take_turn(self) -> None:
@@ -249,7 +253,8 @@ class RadixCache(BasePrefixCache):
             raise UsageError(f"load_back must be a bool, got {load_back!r}")
         caller = sys._getframe(1)
         hold = self._leases.new(view, key, limit, priority, store, resume, stream, caller.f_code, caller.f_lasti)
-        hold.load_back = load_back
+        if self._leases.tiers is not None:
+            hold.load_back = load_back
         return Lease(self, hold, reserve)
 
     def _view(self, key: RadixKey) -> RadixKey:
@@ -370,6 +375,19 @@ class RadixCache(BasePrefixCache):
         self._leases.changed()
         return num_evictable
 
+    def cache_unfinished_req(self, req: RequestRow, chunked: bool = False) -> None:
+        self._calls.begin_open()
+        ids = computed_ids(req)
+        self._requests.unfinished(req, self._view(RadixKey(ids, req.extra_key)), len(ids))
+
+    def cache_finished_req(
+        self, req: RequestRow, is_insert: bool = True, *, kv_len_to_handle: int | None = None
+    ) -> None:
+        self._calls.begin_open()
+        num_tokens = committed_len(req, kv_len_to_handle)
+        view = self._view(RadixKey(joined_ids(req)[:num_tokens], req.extra_key)) if is_insert else None
+        self._requests.finished(req, view, num_tokens)
+
     # ---- looking and clearing ----
 
     def peek(self, key: RadixKey) -> int:
@@ -414,10 +432,6 @@ class RadixCache(BasePrefixCache):
         self._calls.begin()
         return self._core.evictable_tokens + self._core.protected_tokens
 
-    def take_events(self) -> list[KVCacheEvent]:
-        self._calls.begin()
-        return self._core.take_events()
-
     def check(self) -> None:
         self._calls.begin()
         try:
@@ -436,10 +450,3 @@ def _expected(params: _Params, kind: type[_Params]) -> _Params:
 def _check_priority(priority: object) -> None:
     if isinstance(priority, bool) or not isinstance(priority, int):
         raise UsageError(f"priority must be an int, got {priority!r}")
-
-
-def _is_cancellation(error: BaseException) -> bool:
-    """Whether an exception belongs to a cancel scope, which has to see it, alone or among others."""
-    if isinstance(error, BaseExceptionGroup):
-        return any(_is_cancellation(inner) for inner in error.exceptions)
-    return isinstance(error, anyio.get_cancelled_exc_class())

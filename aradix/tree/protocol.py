@@ -6,7 +6,7 @@ tokens (bigrams where keys are bigrams). Nodes are named by ids that are never u
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Literal, NamedTuple, Protocol
@@ -25,6 +25,7 @@ __all__ = [
     "Detached",
     "Freed",
     "Gate",
+    "Glance",
     "Inserted",
     "Latch",
     "Match",
@@ -188,6 +189,27 @@ class NodeView(NamedTuple):
         return "both" if len(self.slots) else "host"
 
 
+class Glance(NamedTuple):
+    """One node as `glance` shows it: little enough to be asked for often. `first_tokens` are of up to eight items."""
+
+    node_id: int
+    parent_id: int
+    namespace: Namespace
+    depth: int
+    num_tokens: int
+    first_tokens: bytes
+    lock_ref: int
+    gate: Gate
+    latch: Latch
+    residency: str
+    detached: bool
+    hit_count: int
+    priority: int
+    last_access: int
+    created: int
+    children: list[int]
+
+
 class TreeCore(Protocol):
     """A radix tree over token ids. See the module's docstring for the rules that hold for every method.
 
@@ -202,6 +224,10 @@ class TreeCore(Protocol):
 
     merges: bool
     """Whether neighbours that became equal are one node; not after a failure, nor where whole leaves are evicted."""
+
+    on_event: Callable[[], None] | None
+    """Called in the middle of a step, when it records the first event since `take_events`. It may not raise, nor call
+    the tree: all it can do is to ask for a step of its own."""
 
     @property
     def evictable_tokens(self) -> int: ...
@@ -234,11 +260,13 @@ class TreeCore(Protocol):
         priority: int = 0,
         ready: tuple[Ready, ...] = (),
         past_pending: bool = False,
+        held_hits: int = 1,
+        new_hits: int = 0,
     ) -> Inserted | int:
         """Insert the whole pages of a key from its root; or the id of the gate met, and then nothing was changed.
 
-        `slots` are of all its tokens. The part that was held already counts a hit. With `past_pending` only granted
-        gates stop it.
+        `slots` are of all its tokens. The part that was held already counts `held_hits`, what is new begins with
+        `new_hits`. With `past_pending` only granted gates stop it.
         """
 
     def extend(
@@ -291,5 +319,27 @@ class TreeCore(Protocol):
         """Free all below a node, of which nothing may be pinned."""
 
     def take_events(self) -> list[KVCacheEvent]: ...
+    def view(self, node_id: int) -> NodeView:
+        """One node, as `walk` shows it. KeyError if it is no more."""
+
+    def child_ids(self, node_id: int) -> list[int]:
+        """The children of a node, those of 0 being the roots that can be matched. KeyError if it is no more."""
+
+    @property
+    def tick(self) -> int:
+        """Counts the steps that touch; `last_access` and `created` are in it."""
+
+    def roots(self) -> list[int]:
+        """The ids of the roots, a namespace each."""
+
+    def glance(self, node_id: int, *, children: bool = True) -> Glance | None:
+        """One node, and the ids of its children if asked; None if there is no such node any more."""
+
+    def look(self, key: RadixKey) -> list[int]:
+        """The ids of the nodes that a match of a key would walk, from the root on, the last perhaps matched in part."""
+
+    def next_victim(self) -> int:
+        """The id of the leaf that `evict` would begin with; 0 if there is none."""
+
     def walk(self, *, detached: bool = False) -> Iterator[NodeView]:
         """Every node, a parent before its children; with `detached` those that were flushed and are held."""

@@ -19,6 +19,7 @@ from aradix.tree.protocol import (
     Detached,
     Freed,
     Gate,
+    Glance,
     Inserted,
     Latch,
     Match,
@@ -30,6 +31,9 @@ from aradix.tree.tier_steps import TierSteps
 from aradix.tree.walking import NOTHING_STOPS
 
 __all__ = ["RadixTree"]
+
+_SHOWN_ITEMS = 8
+"""Tokens or bigrams of a node that a glance shows."""
 
 _NO_MATCH = Match(0, 0, NOWHERE, 0, ())
 
@@ -45,6 +49,7 @@ class RadixTree(TierSteps):
             leaf is what was inserted.
         record_events: whether `take_events` has anything to tell.
         backup_hits: how often tokens must be found again to be due for a store on the host; `None` is never.
+        merge: whether neighbours that became equal are made one; without it a node keeps its id until it is trimmed.
     """
 
     name = "python"
@@ -89,13 +94,16 @@ class RadixTree(TierSteps):
         priority: int = 0,
         ready: tuple[Ready, ...] = (),
         past_pending: bool = False,
+        held_hits: int = 1,
+        new_hits: int = 0,
     ) -> Inserted | int:
         stop = self._stop(key, None)
         root = self._roots.get(key.namespace) or self._new_root(key.namespace)
         node, child, size, gate = self._enter(key, root, stop, past_pending)
         if gate:
             return gate
-        result, node = self._grow(root, key, slots, stop, (node, child, size), priority, ready)
+        hits = held_hits, new_hits
+        result, node = self._grow(root, key, slots, stop, (node, child, size), priority, ready, hits)
         node_id = self._merge_path(node)
         if self._backup_hits is not None:
             self._note_due(self._nodes[node_id])
@@ -130,6 +138,7 @@ class RadixTree(TierSteps):
         found: tuple[TreeNode, TreeNode | None, int],
         priority: int,
         ready: tuple[Ready, ...],
+        hits: tuple[int, int] = (1, 0),
     ) -> tuple[Inserted, TreeNode]:
         """Add what is missing of a key below where its walk from `origin` ended; gives the node where it ends."""
         node, child, size = found
@@ -139,7 +148,7 @@ class RadixTree(TierSteps):
         known_ready: tuple[Ready, ...] = ()
         walked: TreeNode = node
         while walked is not origin:
-            walked.hit_count += 1
+            walked.hit_count += hits[0]
             known_ready = newest_ready(known_ready, walked.ready)
             assert walked.parent is not None
             walked = walked.parent
@@ -152,6 +161,7 @@ class RadixTree(TierSteps):
             node = self._new_leaf(node, key.data[key.start + first : key.start + last], adopted)
             node.ready = ready
             node.priority = priority
+            node.hit_count = hits[1]
         above: TreeNode | None = node
         while above is not None:
             above.priority = max(above.priority, priority)
@@ -228,7 +238,7 @@ class RadixTree(TierSteps):
                 self._record_removed(node, 0, HOST_MEDIUM)
             freed.extend(self._detach_node(node))
         if namespace is None and self._events is not None:
-            self._events.append(AllBlocksCleared())
+            self._record(AllBlocksCleared())
         return Detached(freed, evictable - self.evictable_tokens, protected - self.protected_tokens)
 
     # ---- gates ----
@@ -280,7 +290,7 @@ class RadixTree(TierSteps):
 
     def slots_of(self, ref: NodeRef, start: int = 0) -> Slots:
         if ref.node_id == 0:
-            return NO_SLOTS
+            return NO_SLOTS.copy()  # the caller's to write, as every answer here
         node = self._at(ref)
         if not node.on_device:
             raise KeyError(ref)
@@ -308,32 +318,86 @@ class RadixTree(TierSteps):
         taken, self._events = self._events, []
         return taken
 
+    def view(self, node_id: int) -> NodeView:
+        return self._view(self._nodes[node_id])
+
+    def child_ids(self, node_id: int) -> list[int]:
+        nodes = self._nodes[node_id].children if node_id else self._roots
+        return [node.node_id for node in nodes.values()]
+
+    @property
+    def tick(self) -> int:
+        return self._tick
+
+    def roots(self) -> list[int]:
+        return [root.node_id for root in self._roots.values()]
+
+    def glance(self, node_id: int, *, children: bool = True) -> Glance | None:
+        node = self._nodes.get(node_id)
+        if node is None:
+            return None
+        return Glance(
+            node_id=node_id,
+            parent_id=node.parent.node_id if node.parent is not None else 0,
+            namespace=node.namespace,
+            depth=node.depth // self._item_bytes,
+            num_tokens=node.num_tokens,
+            first_tokens=bytes(node.tokens[: _SHOWN_ITEMS * self._item_bytes]),
+            lock_ref=node.lock_ref,
+            gate=node.gate,
+            latch=node.job.latch if node.job is not None else Latch.NONE,
+            residency="device" if node.host is None else "both" if node.slots else "host",
+            detached=node.detached,
+            hit_count=node.hit_count,
+            priority=node.priority,
+            last_access=node.last_access,
+            created=node.created,
+            children=[child.node_id for child in node.children.values()] if children else [],
+        )
+
+    def look(self, key: RadixKey) -> list[int]:
+        root = self._roots.get(key.namespace)
+        if root is None:
+            return []
+        node, child, size, _ = self._descend(key, root, self._stop(key, None), NOTHING_STOPS)
+        path = [] if child is None or not size else [child.node_id]
+        above: TreeNode | None = node
+        while above is not None:
+            path.append(above.node_id)
+            above = above.parent
+        return path[::-1]
+
+    def next_victim(self) -> int:
+        leaf = self._least(self._evictable)
+        return 0 if leaf is None else leaf.node_id
+
     def walk(self, *, detached: bool = False) -> Iterator[NodeView]:
-        item = self._item_bytes
-        roots = list(self._detached_roots.values() if detached else self._roots.values())
-        for root in roots:
+        for root in list(self._detached_roots.values() if detached else self._roots.values()):
             for node in self._preorder(root):
-                yield NodeView(
-                    node_id=node.node_id,
-                    parent_id=node.parent.node_id if node.parent is not None else 0,
-                    namespace=node.namespace,
-                    depth=node.depth // item,
-                    num_tokens=node.num_tokens,
-                    tokens=bytes(node.tokens),
-                    slots=node.slots_copy() if node.slots else NO_SLOTS,
-                    host_slots=node.host_copy() if node.host is not None else None,
-                    host_ref=node.host_ref,
-                    latch=node.job.latch if node.job is not None else Latch.NONE,
-                    host_indexed=node in self._host_evictable,
-                    lock_ref=node.lock_ref,
-                    gate=node.gate,
-                    detached=node.detached,
-                    hit_count=node.hit_count,
-                    priority=node.priority,
-                    last_access=node.last_access,
-                    created=node.created,
-                    num_children=len(node.children),
-                    indexed=node in self._evictable,
-                    state=self._state(node),
-                    hashes=node.hashes,
-                )
+                yield self._view(node)
+
+    def _view(self, node: TreeNode) -> NodeView:
+        return NodeView(
+            node_id=node.node_id,
+            parent_id=node.parent.node_id if node.parent is not None else 0,
+            namespace=node.namespace,
+            depth=node.depth // self._item_bytes,
+            num_tokens=node.num_tokens,
+            tokens=bytes(node.tokens),
+            slots=node.slots_copy() if node.slots else NO_SLOTS,
+            host_slots=node.host_copy() if node.host is not None else None,
+            host_ref=node.host_ref,
+            latch=node.job.latch if node.job is not None else Latch.NONE,
+            host_indexed=node in self._host_evictable,
+            lock_ref=node.lock_ref,
+            gate=node.gate,
+            detached=node.detached,
+            hit_count=node.hit_count,
+            priority=node.priority,
+            last_access=node.last_access,
+            created=node.created,
+            num_children=len(node.children),
+            indexed=node in self._evictable,
+            state=self._state(node),
+            hashes=node.hashes,
+        )

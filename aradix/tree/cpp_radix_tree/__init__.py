@@ -52,6 +52,7 @@ class CppRadixTree(Tree):
         policy: EvictionPolicy | None = None,
         evict_unit: Literal["page", "node"] = "page",
         record_events: bool = False,
+        merge: bool = True,
     ) -> None:
         chosen = policy or LRU()
         known = _KNOWN.get(type(chosen), "user")
@@ -60,6 +61,7 @@ class CppRadixTree(Tree):
             item_bytes=item_bytes,
             whole_nodes=evict_unit == "node",
             record_events=record_events,
+            merge=merge,
             policy=known,
             protected_from=chosen.protected_from if isinstance(chosen, SLRU) else 0,
             user_policy=chosen,

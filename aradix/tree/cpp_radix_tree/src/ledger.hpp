@@ -28,6 +28,7 @@ struct Settings {
     size_t item_bytes;
     bool whole_nodes;
     bool record_events;
+    bool merge;
 };
 
 class Ledger {
@@ -43,9 +44,12 @@ public:
     int64_t num_nodes = 0;
     size_t num_namespaces() const { return static_cast<size_t>(PyDict_GET_SIZE(roots_.ptr())); }
     size_t page_size() const { return page_size_; }
+    int64_t tick() const { return tick_; }
     const Ranking &ranking() const { return ranking_; }
 
     nb::object take_events();
+    // Called when the first event since the last `take_events` is recorded, in the middle of a step; null for nobody.
+    nb::object on_event;
     int traverse(visitproc visit, void *arg);
     void clear();
 
@@ -78,6 +82,7 @@ protected:
     // Every node at or below one, a parent before its children, in order.
     void preorder(Handle top, std::vector<Handle> &found) const;
     std::vector<Handle> root_list(bool detached) const;
+    Handle first_root() const { return live_roots_.first; }
 
     // ---- making and unmaking nodes ----
 
@@ -136,6 +141,7 @@ private:
     Siblings children_of(Handle parent) const { return {nodes_[parent].first_child, nodes_[parent].last_child}; }
     void set_children(Handle parent, const Siblings &siblings);
     void record_stored(Handle leaf);
+    void record(Event event);
 
     uint64_t seed_;
     int64_t tick_ = 0;
