@@ -70,6 +70,8 @@ class CacheInitParams:
         kv_pool: the device's KV pool, which a cache with a host tier copies from and to.
         host: the `HostKVPool` that a `HiRadixCache` keeps what left the device in.
         storage: a page store behind the host, for what should outlive the process.
+        model_id: names the weights, down to the revision, in the page store: KV of other weights is wrong KV.
+        prefetch_timeout_s: seconds that a lease waits for the page store, at most.
         write_policy: when tokens are copied to the host: `"write_through"` as soon as they are published,
             `"write_through_selective"` once they were found again, `"write_back"` when they are evicted.
         load_back_threshold: fewer host-resident tokens than this are computed again and not copied.
@@ -97,6 +99,8 @@ class CacheInitParams:
     kv_pool: Any = None
     host: Any = None
     storage: Any = None
+    model_id: str = ""
+    prefetch_timeout_s: float = 0.5
     write_policy: Literal["write_through", "write_through_selective", "write_back"] = "write_through_selective"
     load_back_threshold: int = 10
     copier: Any = None
@@ -134,6 +138,14 @@ class CacheInitParams:
         threshold = self.load_back_threshold
         if isinstance(threshold, bool) or not isinstance(threshold, int) or threshold < 1:
             raise ConfigError(f"load_back_threshold must be an int of at least 1, got {threshold!r}")
+        if not isinstance(self.model_id, str):
+            raise ConfigError(f"model_id must be a str, got {self.model_id!r}")
+        timeout = self.prefetch_timeout_s
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
+            raise ConfigError(f"prefetch_timeout_s must be above 0, got {timeout!r}")
+        for needed in ("exists", "get", "put", "clear", "take_faults") if self.storage is not None else ():
+            if not hasattr(self.storage, needed):
+                raise ConfigError(f"storage must be a page store, got {type(self.storage).__name__}")
         if self.host is None:
             if self.storage is not None:
                 raise ConfigError("storage= needs host=: pages go to a store and come back by way of the host")
@@ -288,6 +300,7 @@ class CacheStats:
         failed_copies: copies of which a part or all failed, so far.
         host_evicted: tokens evicted from the host, so far.
         prefetched_tokens: tokens that came from the storage tier, so far.
+        archived_tokens: tokens that were put there, or found there already, so far.
     """
 
     num_slots: int
@@ -324,3 +337,4 @@ class CacheStats:
     failed_copies: int = field(default=0)
     host_evicted: int = field(default=0)
     prefetched_tokens: int = field(default=0)
+    archived_tokens: int = field(default=0)

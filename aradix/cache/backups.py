@@ -68,6 +68,12 @@ class Backups:
         for job in self._core.begin_stores():
             self._start(job)
 
+    def begin(self, node_id: int) -> None:
+        """Begin to store a path, due or not, unless that has begun or was done."""
+        job = self._core.begin_store(node_id)
+        if job is not None:
+            self._start(job)
+
     def evict(self, num_tokens: int) -> list[Freed]:
         """Make room for so many device tokens: what has a host copy goes at once, for the rest a store is begun.
 

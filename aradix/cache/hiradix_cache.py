@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from types import TracebackType
+from typing import Self
+
+import anyio
 
 from aradix.cache.lease import count_of
 from aradix.cache.radix_cache import RadixCache
@@ -26,6 +29,8 @@ from aradix.tree.tiered import Peeked, TieredCore
 
 __all__ = ["HiRadixCache"]
 
+_LAST_PUTS_S = 5.0
+"""How long closing waits for what is on its way into the page store."""
 _BACKUP_HITS = {"write_through": 0, "write_through_selective": 1, "write_back": None}
 
 
@@ -93,6 +98,13 @@ class HiRadixCache(RadixCache):
         super()._poll()
         self._settle()
 
+    async def _all_archived(self) -> None:
+        """Wait until what is on its way down has arrived."""
+        assert self._tiers.archive is not None
+        while self._tiers.backups.running:
+            await self._tiers.wait_for_backup()
+        await self._tiers.archive.wait_idle()
+
     def _close(self) -> None:
         super()._close()
         self._tiers.close()
@@ -101,6 +113,9 @@ class HiRadixCache(RadixCache):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
         try:
+            if self._tiers.archive is not None and error is None and not self._calls.closed:
+                with anyio.move_on_after(_LAST_PUTS_S):
+                    await self._all_archived()
             return await super().__aexit__(kind, error, trace)
         finally:
             await self._tiers.close_transfer()
@@ -129,15 +144,28 @@ class HiRadixCache(RadixCache):
             self._leases.changed()
         return EvictResult(num_freed)
 
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        archive = self._tiers.archive
+        if archive is not None and self._task_group is not None:
+            archive.open(self._task_group)
+        return self
+
     async def flush(self, namespace: Namespace | str | None = None) -> FlushResult:
         await self._take_turn()
         self._settle()
         flushed = None if namespace is None else Namespace.of(namespace)
         sharers = self._tiers.loads.stop_waiting(lambda hold: flushed in (None, hold.key.namespace))
+        archive = self._tiers.archive
+        if archive is not None:
+            archive.forget(flushed)
         try:
-            return self._flush(flushed)
+            done = self._flush(flushed)
         finally:
             self._tiers.loads.resume(sharers)
+        if archive is not None:
+            await archive.clear(flushed)
+        return done
 
     def stats(self) -> CacheStats:
         self._calls.begin()

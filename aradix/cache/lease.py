@@ -76,8 +76,9 @@ class Lease:
         if not cache._leases.rematch(hold):
             await cache._leases.wait_at_gate(hold)
             self._check_not_released()
-        if cache._leases.tiers is not None and hold.host_hit:
-            await cache._leases.tiers.load_back(hold)
+        tiers = cache._leases.tiers
+        if tiers is not None and tiers.may_bring(hold):
+            await tiers.load_back(hold)
             self._check_not_released()
         if self._reserve is not None and not cache._pressure.admit_now(hold, self._reserve):
             await self._wait_for_admission(hold, self._reserve)

@@ -184,6 +184,11 @@ class Leases:
             undo()
             raise closed_error()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the cache was closed."""
+        return self._calls.closed
+
     def drop_pins(self, hold: Hold) -> None:
         """Give up what a lease that waits to be entered has pinned."""
         node_id, hold.node_id = hold.node_id, 0
@@ -216,7 +221,7 @@ class Leases:
         return bool(
             self.low_pins
             or self.passing
-            or (self.tiers is not None and self.tiers.is_copying)
+            or (self.tiers is not None and self.tiers.will_settle)
             or any(gate.granted for gate in self.gates.standing)
             or allocator.outside_size()
             or allocator.held_size() > self.pool.num_held

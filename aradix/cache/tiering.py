@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from aradix.cache.archive import Archive
 from aradix.cache.backups import Backups
+from aradix.cache.calls import closed_error
 from aradix.cache.host_slots import HostSlots
 from aradix.cache.loads import Loads
 from aradix.errors import ConfigError, TierError, TransferError
@@ -58,7 +60,6 @@ class Tiers:
         self.host = HostSlots(params.host, core, on_failure)
         self.backups = Backups(core, leases.pool, self.host, self.transfer, self._failed)
         self.num_failed_copies = 0
-        self.num_prefetched_tokens = 0
         self._faults: deque[TierFault] = deque(maxlen=_MAX_FAULTS)
         self.core = core
         self._leases = leases
@@ -72,10 +73,15 @@ class Tiers:
                 "give copier= for them"
             )
         self.loads = Loads(core, leases, self.transfer, stream, params.load_back_threshold, self._failed)
+        self.archive = Archive(params, self) if params.storage is not None else None
         leases.pool.host = self.host
         leases.tiers = self
 
     # ---- going up ----
+
+    def may_bring(self, hold: Hold) -> bool:
+        """Whether a lease's match left something that a tier below may have."""
+        return self.loads.is_worth_it(hold) or (self.archive is not None and self.archive.wants(hold))
 
     async def load_back(self, hold: Hold) -> None:
         """Bring to the device what a lease's match found on the host, if it is enough. Waits; safe to cancel.
@@ -83,14 +89,25 @@ class Tiers:
         The lease is matched and pinned afterwards as before, however much came. A task that holds a subtree brings
         nothing, since it may wait for nothing.
         """
-        gates = self._leases.gates
+        if self._leases.gates.is_held_by_this_task():
+            return
+        if self.archive is not None and self.archive.wants(hold):
+            try:
+                await self.archive.prefetch(hold)
+            except BaseException:
+                self._leases.release(hold)
+                raise
+            while not hold.released and not self._leases.rematch(hold):
+                self._leases.drop_pins(hold)
+                await self._leases.wait_at_gate(hold)
+            if self._leases.is_closed:
+                self._leases.release(hold)
+                raise closed_error()
         while self.loads.is_worth_it(hold):
-            if gates.is_held_by_this_task():
-                return
             goes_on = await self.loads.share(hold)
             while not hold.released and not hold.node_id and not self._leases.rematch(hold):
                 await self._leases.wait_at_gate(hold)
-            if hold.released or not goes_on:
+            if hold.released or not goes_on or self._leases.gates.is_held_by_this_task():
                 return
 
     # ---- going down ----
@@ -99,6 +116,10 @@ class Tiers:
         """Begin the copies to the host that are due."""
         if self.core.num_due:
             self.backups.begin_due()
+
+    def begin_store(self, node_id: int) -> None:
+        """Begin to copy a path to the host, due or not, unless that has begun or was done."""
+        self.backups.begin(node_id)
 
     def evict(self, num_tokens: int) -> list[Freed]:
         """Make room on the device for so many tokens, as the write policy has it; what came at once."""
@@ -122,12 +143,13 @@ class Tiers:
     @property
     def storing(self) -> list[Slots]:
         """The host slots that are being copied into."""
-        return self.backups.targets
+        return self.backups.targets + (self.archive.targets if self.archive is not None else [])
 
     @property
     def job_ids(self) -> set[int]:
         """The jobs of the tree that are to be ended here."""
-        return self.loads.job_ids | self.backups.job_ids
+        reading = self.archive.job_ids if self.archive is not None else set()
+        return self.loads.job_ids | self.backups.job_ids | reading
 
     @property
     def will_make_room(self) -> bool:
@@ -149,6 +171,19 @@ class Tiers:
     def is_copying(self) -> bool:
         """Whether a copy is under way: its slots will come back, or become evictable, by themselves."""
         return bool(self.backups.running or self.loads.running)
+
+    @property
+    def will_settle(self) -> bool:
+        """Whether something here has slots or pins that will come back by themselves."""
+        return self.is_copying or (self.archive is not None and self.archive.is_fetching)
+
+    def changed(self) -> None:
+        """The host, or what is pinned, changed outside a copy: see who waits for it."""
+        self._leases.changed()
+
+    def give_back(self, freed: list[Freed]) -> None:
+        """Give back what the tree let go."""
+        self._leases.pool.give_back_all(freed)
 
     def drain(self) -> bool:
         """Let the tree know of the copies that have ended; whether there were any. In the middle of a step too."""
@@ -176,7 +211,7 @@ class Tiers:
         """What failed since the last call."""
         faults = list(self._faults)
         self._faults.clear()
-        return faults
+        return faults + (self.archive.take_faults() if self.archive is not None else [])
 
     # ---- the end ----
 
@@ -184,6 +219,8 @@ class Tiers:
         """End every load and backup, and free what is on the host; the tree was flushed before. Does not wait."""
         self.loads.close()
         self.backups.close()
+        if self.archive is not None:
+            self.archive.close()
 
     async def close_transfer(self) -> None:
         """End the threads that copy. Waits for the copies under way, under a cancellation too."""
@@ -209,5 +246,6 @@ class Tiers:
             "backuped_tokens": self.backups.num_tokens,
             "failed_copies": self.num_failed_copies,
             "host_evicted": self.host.num_evicted,
-            "prefetched_tokens": self.num_prefetched_tokens,
+            "prefetched_tokens": self.archive.num_fetched_tokens if self.archive is not None else 0,
+            "archived_tokens": self.archive.num_put_tokens if self.archive is not None else 0,
         }
