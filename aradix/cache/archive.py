@@ -148,7 +148,10 @@ class Archive:
             pages = await self.store.get(space, hashes[first:last])
             found = pages[: _num_leading([page is not None for page in pages])]
             targets = (fetch.slots[first * size : (first + len(found)) * size : size] // size).tolist()
-            await anyio.to_thread.run_sync(self._write, targets, found)
+            if self._pool.pages is None:
+                self._write(targets, found)
+            else:
+                await anyio.to_thread.run_sync(self._write, targets, found)
             num_read += len(found)
             if num_read < last:
                 break
@@ -205,7 +208,10 @@ class Archive:
         size, space = self._page_size, self._space(put.namespace)
         page_ids = (put.read.host_slots[::size] // size).tolist()
         for first, last in _batches(len(page_ids)):
-            pages = await anyio.to_thread.run_sync(self._read, page_ids[first:last])
+            if self._pool.pages is None:  # it only keeps books, and there is nothing to copy
+                pages = self._read(page_ids[first:last])
+            else:
+                pages = await anyio.to_thread.run_sync(self._read, page_ids[first:last])
             if put.stale:  # flushed since: it must not come after the clearing
                 return
             stored = await self.store.put(space, put.hashes[first:last], pages)

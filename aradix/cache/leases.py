@@ -63,8 +63,8 @@ class Leases:
         self.gates = Gates(core, self.pressure, self.pool.give_back_all, self.changed, params.clock)
         self.low_pins = LowLevelPins(core)
         self.passing: set[Hold | Passage] = set()
-        """Let in by a gate, or by a load, in the step that ended it, and not awake yet: pinned, and neither held nor
-        queued."""
+        """Pinned, and neither held nor queued: let in by a gate or by a load in the step that ended it, and not awake
+        yet; or waiting for the page store."""
         self.tiers: Tiers | None = None
         """What moves KV between this device and the tiers below; none in a cache that has none."""
         self.watch: Watcher | None = None
@@ -78,7 +78,7 @@ class Leases:
         self._page_size = params.page_size
         self._is_disabled = params.disable
         # By which a compiled tree does the plain case of a step in one call; see its short_ways.cpp.
-        self._takes_short_ways = self.pressure.takes_short_ways and not params.disable
+        self._takes_short_ways = is_plain and not params.disable
         self._short_core: Any = core
         self._table = params.allocator.table
         self._core = core
@@ -371,7 +371,9 @@ class Leases:
     def after_take(self) -> None:
         """Slots were taken: tell if the pool is below its low watermark, and something can be done about it."""
         if self.pool.num_coming < self._low_slots and self._core.evictable_tokens:
-            self._on_low()
+            # While victims are being written back, the end of each copy is the time to look again.
+            if self.tiers is None or not self.tiers.will_make_room:
+                self._on_low()
 
     def publish(self, hold: Hold, given: RadixKey, view: RadixKey) -> InsertResult | None:
         """Commit a key by the short way; `None`, and then nothing was changed, where it is not that plain."""

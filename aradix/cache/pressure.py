@@ -139,7 +139,7 @@ class Pressure:
         self._holds = holds
         self._page_size = core.page_size
         # By which a compiled tree does the plain case of a step in one call; see its short_ways.cpp.
-        self.takes_short_ways = takes_short_ways
+        self._takes_short_ways = takes_short_ways
         self._short_core: Any = core
         self._table = pool.allocator.table
         self._busy = False
@@ -176,7 +176,7 @@ class Pressure:
 
     def grow_now(self, hold: Hold, num_tokens: int) -> bool:
         """Serve a growth at once, unless others wait for theirs."""
-        if self.takes_short_ways and not self.growth and self.watch is None:
+        if self._takes_short_ways and not self.growth and self.watch is None:
             taken = self._short_core.grow_hold(hold, self._table, num_tokens, HELD)
             if taken is not None:
                 num_taken, num_evicted, grew = taken

@@ -92,14 +92,20 @@ class Tiers:
         if self._leases.gates.is_held_by_this_task():
             return
         if self.archive is not None and self.archive.wants(hold):
+            self._leases.passing.add(hold)
             try:
                 await self.archive.prefetch(hold)
             except BaseException:
+                self._leases.passing.discard(hold)
                 self._leases.release(hold)
                 raise
+            self._leases.passing.discard(hold)
             while not hold.released and not self._leases.rematch(hold):
-                self._leases.drop_pins(hold)
-                await self._leases.wait_at_gate(hold)
+                if hold.node_id:
+                    self._leases.drop_pins(hold)
+                    self._leases.changed()  # the gate may be waiting for just this pin
+                else:
+                    await self._leases.wait_at_gate(hold)
             if self._leases.is_closed:
                 self._leases.release(hold)
                 raise closed_error()

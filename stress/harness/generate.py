@@ -9,9 +9,10 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from stress.harness.request import LEAVE_LAST, LONG, NARROW, NO_STORE
-from stress.harness.worlds import Act, Fault, World
+from stress.harness.worlds import Act, Fault, World, WritePolicy
 
 __all__ = ["EMPHASES", "Emphasis", "make_world"]
 
@@ -49,6 +50,7 @@ class Emphasis:
         length: the fewest and the most acts of a task.
         churn: whether eviction goes against what is used, so that what was just found is soon gone.
         faults: whether something is planned to break.
+        tiers: whether there is a host tier, and perhaps a page store.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Emphasis:
     length: tuple[int, int] = (2, 5)
     churn: bool = False
     faults: bool = False
+    tiers: bool = False
 
 
 _ACTS: Mapping[str, float] = {
@@ -185,6 +188,27 @@ EMPHASES: Mapping[str, Emphasis] = {
             pages=(4, 12),
             length=(4, 8),
         ),
+        Emphasis(
+            name="tiers",
+            acts={**_ACTS, "evict": 5, "request": 12, "cancel": 1.5},
+            steps=_STEPS,
+            tiers=True,
+            pages=(4, 12),
+            prompts=(4, 7),
+            length=(5, 10),
+        ),
+        Emphasis(
+            name="crowded tiers",
+            acts={"request": 10, "pause": 1, "evict": 2, "cancel": 3, "flush": 0.5, "exclusive": 1.5, "tick": 1},
+            steps={**_STEPS, "grow": 9, "cancel": 2, "pause": 4},
+            tiers=True,
+            reserve=0.5,
+            pages=(4, 9),
+            holding=0.8,
+            abrupt=1.0,
+            prompts=(3, 5),
+            length=(6, 12),
+        ),
     )
 }
 
@@ -221,6 +245,15 @@ def make_world(seed: int, emphasis: str = "plain") -> World:
         namespaces=tuple(fields[: rng.randint((stress.namespaces + 1) // 2, stress.namespaces)]),
     )
     world = replace(world, keys=_make_keys(rng, world, rng.randint(*stress.prompts)))
+    if stress.tiers:
+        world = replace(
+            world,
+            num_host_pages=rng.randint(num_pages // 2, num_pages * 3),
+            write_policy=rng.choice(get_args(WritePolicy)),
+            load_back_threshold=rng.choice((1, 1, 3, 6)),
+            has_store=rng.random() < 0.3,
+            copy_faults=rng.choice((0, 3, 8)),
+        )
     if stress.faults:
         fault: Fault = "record" if num_streams and rng.random() < 0.5 else "policy"
         world = replace(world, fault=fault, fault_at=rng.randint(3, 80))

@@ -13,10 +13,11 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 
 from aradix import Namespace
 
-__all__ = ["Act", "Fault", "Kind", "World"]
+__all__ = ["Act", "Fault", "Kind", "World", "WritePolicy"]
 
 Kind = Literal["shared", "sequential", "linear"]
 Fault = Literal["", "record", "policy"]
+WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
 
 
 class Act(NamedTuple):
@@ -56,6 +57,10 @@ class World:
         num_streams: configured streams of the virtual device; 0 computes on the host.
         extra_stream: whether leases also use one that is not configured.
         slow: how long the slowest kernels take, in device seconds; the device advances about one a millisecond.
+        num_host_pages: of the host tier; 0 for none.
+        write_policy: as `CacheInitParams` has it; likewise `load_back_threshold`.
+        has_store: whether there is a page store behind the host.
+        copy_faults: one in so many copies, and calls of the store, fails; 0 for none.
         fault: `"record"`: recording an event fails; `"policy"`: ranking raises; the run must end with just that.
         fault_at: which call fails.
         check_every: acts between two full audits.
@@ -77,6 +82,11 @@ class World:
     num_streams: int = 1
     extra_stream: bool = False
     slow: int = 3
+    num_host_pages: int = 0
+    write_policy: WritePolicy = "write_through"
+    load_back_threshold: int = 1
+    has_store: bool = False
+    copy_faults: int = 0
     fault: Fault = ""
     fault_at: int = 0
     check_every: int = 12
@@ -120,6 +130,7 @@ class World:
             ("kind", get_args(Kind)),
             ("backend", ("asyncio", "trio")),
             ("evict_unit", ("page", "node")),
+            ("write_policy", get_args(WritePolicy)),
             ("fault", get_args(Fault)),
         ):
             if plain.get(name, choices[0]) not in choices:
