@@ -370,10 +370,11 @@ class Leases:
 
     def after_take(self) -> None:
         """Slots were taken: tell if the pool is below its low watermark, and something can be done about it."""
-        if self.pool.num_coming < self._low_slots and self._core.evictable_tokens:
-            # While victims are being written back, the end of each copy is the time to look again.
-            if self.tiers is None or not self.tiers.will_make_room:
-                self._on_low()
+        if self.pool.num_coming >= self._low_slots or not self._core.evictable_tokens:
+            return
+        # While victims are being written back, the end of each copy is the time to look again.
+        if self.tiers is None or not self.tiers.will_make_room:
+            self._on_low()
 
     def publish(self, hold: Hold, given: RadixKey, view: RadixKey) -> InsertResult | None:
         """Commit a key by the short way; `None`, and then nothing was changed, where it is not that plain."""
