@@ -18,6 +18,7 @@ from aradix.cache.calls import closed_error
 from aradix.cache.hold import Hold
 from aradix.cache.pressure import SlotWaiter
 from aradix.errors import AradixError, LeaseReleasedError
+from aradix.keys import Namespace
 from aradix.tree.protocol import NO_SLOTS, Slots
 from aradix.tree.tiered import LoadJob, TieredCore
 
@@ -101,6 +102,10 @@ class Loads:
     def __len__(self) -> int:
         """Loads that wait for slots, or copy."""
         return len(self._loads)
+
+    def copying(self) -> set[Namespace]:
+        """The namespaces of which something is being loaded."""
+        return {load.waiter.hold.key.namespace for load in self.running.values()}
 
     @property
     def job_ids(self) -> set[int]:

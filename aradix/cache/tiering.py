@@ -19,6 +19,7 @@ from aradix.cache.host_slots import HostSlots
 from aradix.cache.loads import Loads
 from aradix.errors import ConfigError, TierError, TransferError
 from aradix.events import TierFault
+from aradix.keys import Namespace
 from aradix.memory.streams import HostStream
 from aradix.memory.transfer import Transfer
 from aradix.tree.protocol import Freed, Slots
@@ -177,6 +178,10 @@ class Tiers:
     def is_copying(self) -> bool:
         """Whether a copy is under way: its slots will come back, or become evictable, by themselves."""
         return bool(self.backups.running or self.loads.running)
+
+    def copying(self) -> set[Namespace]:
+        """The namespaces of which something is being copied."""
+        return self.loads.copying() | {job.namespace for job, _ in self.backups.running.values()}
 
     @property
     def will_settle(self) -> bool:
