@@ -162,6 +162,7 @@ class Loads:
         if job.joined:
             self._loads[job.job_id].sharers.append(sharer)
             self._leases.drop_pins(hold)
+            self._leases.changed()  # it can give nothing back any more: perhaps nobody can
             return sharer
         stand_in = self._leases.new(
             hold.key, hold.given, hold.limit, 0, False, False, self._stream, hold.opened_in, hold.opened_near

@@ -108,8 +108,7 @@ class _Run:
             )
             async with HiRadixCache(params) as cache:
                 await self._all_tasks(cache)
-                while cache.stats().storing:
-                    await anyio.sleep(COPY_SECONDS)
+                await anyio.sleep(4 * COPY_SECONDS)  # for the last copies
                 cache.check()
                 stats = cache.stats()
         during, otherwise = (sorted(self._matches[busy]) for busy in (True, False))

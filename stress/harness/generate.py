@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import get_args
 
 from stress.harness.request import LEAVE_LAST, LONG, NARROW, NO_STORE
 from stress.harness.worlds import Act, Fault, World, WritePolicy
@@ -98,6 +97,14 @@ _STEPS: Mapping[str, float] = {
 }
 
 _POLICIES = ("lru", "lru", "lfu", "slru", "fifo", "mru", "filo", "priority")
+
+_WRITE_POLICIES: tuple[WritePolicy, ...] = (
+    "write_through",
+    "write_through",
+    "write_through_selective",
+    "write_back",
+    "write_back",
+)
 
 EMPHASES: Mapping[str, Emphasis] = {
     each.name: each
@@ -190,16 +197,17 @@ EMPHASES: Mapping[str, Emphasis] = {
         ),
         Emphasis(
             name="tiers",
-            acts={**_ACTS, "evict": 5, "request": 12, "cancel": 1.5},
+            acts={**_ACTS, "evict": 14, "request": 16, "cancel": 4, "pause": 2},
             steps=_STEPS,
             tiers=True,
-            pages=(4, 12),
-            prompts=(4, 7),
-            length=(5, 10),
+            pages=(6, 12),
+            holding=0.2,
+            prompts=(2, 3),
+            length=(10, 18),
         ),
         Emphasis(
             name="crowded tiers",
-            acts={"request": 10, "pause": 1, "evict": 2, "cancel": 3, "flush": 0.5, "exclusive": 1.5, "tick": 1},
+            acts={"request": 12, "pause": 1, "evict": 8, "cancel": 5, "flush": 0.5, "exclusive": 1, "tick": 1},
             steps={**_STEPS, "grow": 9, "cancel": 2, "pause": 4},
             tiers=True,
             reserve=0.5,
@@ -249,10 +257,10 @@ def make_world(seed: int, emphasis: str = "plain") -> World:
         world = replace(
             world,
             num_host_pages=rng.randint(num_pages // 2, num_pages * 3),
-            write_policy=rng.choice(get_args(WritePolicy)),
-            load_back_threshold=rng.choice((1, 1, 3, 6)),
+            write_policy=rng.choice(_WRITE_POLICIES),
+            load_back_threshold=rng.choice((1, 1, 1, 3)),
             has_store=rng.random() < 0.3,
-            copy_faults=rng.choice((0, 3, 8)),
+            copy_faults=rng.choice((0, 2, 2, 2)),
         )
     if stress.faults:
         fault: Fault = "record" if num_streams and rng.random() < 0.5 else "policy"

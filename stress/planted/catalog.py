@@ -5,8 +5,9 @@ from __future__ import annotations
 from stress.planted.memory import MEMORY
 from stress.planted.plant import Plant
 from stress.planted.shell import SHELL
+from stress.planted.tiers import TIERS
 from stress.planted.tree import TREE
 
 __all__ = ["CATALOG"]
 
-CATALOG: tuple[Plant, ...] = (*MEMORY, *SHELL, *TREE)
+CATALOG: tuple[Plant, ...] = (*MEMORY, *SHELL, *TREE, *TIERS)
