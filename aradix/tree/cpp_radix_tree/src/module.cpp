@@ -82,6 +82,12 @@ NB_MODULE(_native, module) {
     // A tree that is alive when the interpreter ends is no leak worth telling users of.
     nb::set_leak_warnings(false);
 
+#ifdef __SANITIZE_ADDRESS__
+    module.attr("sanitized") = true;
+#else
+    module.attr("sanitized") = false;
+#endif
+
     module.def(
         "sha256",
         [](nb::bytes data, bool portably) {
@@ -97,6 +103,7 @@ NB_MODULE(_native, module) {
         .def(nb::init<nb::object, nb::object, int64_t, int>(), "states"_a, "stack"_a, "page_size"_a, "free"_a)
         .def_ro("num_free", &PageTable::num_free)
         .def_ro("num_pages", &PageTable::num_pages)
+        .def_rw("quiet", &PageTable::quiet)
         .def_ro("page_size", &PageTable::page_size)
         .def_prop_ro("free_slots", &PageTable::free_slots)
         .def_prop_ro("states", &PageTable::states_array)
@@ -188,7 +195,6 @@ NB_MODULE(_native, module) {
         .def("lock_ref", &Tree::lock_ref, "node_id"_a)
         .def("is_below", &Tree::is_below, "node_id"_a, "ancestor_id"_a)
         .def("evict", &Tree::evict, "num_tokens"_a)
-        .def("take_from", &Tree::take_from, "table"_a, "num_slots"_a, "state"_a)
         .def("enter_hold", &Tree::enter_hold, "hold"_a)
         .def("grow_hold", &Tree::grow_hold, "hold"_a, "table"_a, "num_tokens"_a, "state"_a)
         .def("publish_hold", &Tree::publish_hold, "hold"_a, "table"_a, "key"_a, "state"_a)
@@ -203,5 +209,10 @@ NB_MODULE(_native, module) {
         .def("take_events", &Tree::take_events)
         .def("view", &Tree::view, "node_id"_a)
         .def("child_ids", &Tree::child_ids, "node_id"_a)
+        .def_prop_ro("tick", [](const Tree &tree) { return tree.tick(); })
+        .def("roots", &Tree::roots)
+        .def("glance", &Tree::glance, "node_id"_a, nb::kw_only(), "children"_a = true)
+        .def("look", &Tree::look, "key"_a)
+        .def("next_victim", &Tree::next_victim)
         .def("walk", &Tree::walk, nb::kw_only(), "detached"_a = false);
 }
