@@ -41,7 +41,9 @@ def serving(app: Any, host: str = DEFAULT_HOST, port: int = DEFAULT_PORT) -> Ite
         listening = socket.create_server((host, port), family=family)
     except OSError as error:
         raise ConfigError(f"the inspector cannot be served at {host}:{port}: {error}") from error
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", access_log=False))
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_level="warning", lifespan="off", access_log=False, timeout_graceful_shutdown=1)
+    )
     thread = threading.Thread(target=server.run, args=([listening],), name="aradix inspector", daemon=True)
     thread.start()
     try:
