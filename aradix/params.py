@@ -106,6 +106,9 @@ class CacheInitParams:
         for name in ("disable", "is_eagle", "waiters_keep_pins", "enable_kv_cache_events"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be a bool, got {getattr(self, name)!r}")
+        table = self.req_to_token_pool
+        if table is not None and not (hasattr(table, "req_to_token") and callable(getattr(table, "write", None))):
+            raise ConfigError(f"req_to_token_pool must have req_to_token and write(), got {type(table).__name__}")
         if not callable(self.clock):
             raise ConfigError(f"clock must be callable and give seconds, got {self.clock!r}")
         policy_named(self.eviction_policy)

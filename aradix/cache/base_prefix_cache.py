@@ -148,7 +148,8 @@ class BasePrefixCache(abc.ABC):
         """Publish the whole pages of a request's `fill_ids`, and move its pin and its row there. Does not wait.
 
         `last_node`, `cache_protected_len` and `prefix_indices` are set. Its slots of what the tree held already go
-        back. After a flush of what it stands on, and below a subtree that somebody has, nothing is published.
+        back. After a flush of what it stands on, and below a subtree that somebody has, nothing is published. A request
+        that matched nothing stands on nothing, so a flush does not end it: give new weights a namespace of their own.
 
         Args:
             req: it has pinned `last_node` with `inc_lock_ref`, and the slots in its row are its own from there on.
