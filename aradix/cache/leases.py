@@ -19,6 +19,7 @@ from aradix.cache.locks import Gates
 from aradix.cache.low_level import LowLevelPins
 from aradix.cache.pool import SlotPool
 from aradix.cache.pressure import Pressure
+from aradix.cache.watch import Watcher
 from aradix.errors import AradixError, LeaseReleasedError
 from aradix.keys import RadixKey
 from aradix.memory.page_table import HELD
@@ -52,11 +53,13 @@ class Leases:
     def __init__(self, params: CacheInitParams, core: TreeCore, calls: Calls, on_low: Callable[[], None]) -> None:
         self.holds: dict[int, Hold] = {}
         self.pool = SlotPool(params.allocator, params.streams, calls.fail)
-        self.pressure = Pressure(core, self.pool, self, self.holds)
-        self.gates = Gates(core, self.pressure, self.pool.give_back_all, self.changed)
+        self.pressure = Pressure(core, self.pool, self, self.holds, params.clock)
+        self.gates = Gates(core, self.pressure, self.pool.give_back_all, self.changed, params.clock)
         self.low_pins = LowLevelPins(core)
         self.passing: set[Hold | Passage] = set()
         """Let in by a gate in the step that opened it, and not awake yet: pinned, and neither held nor queued."""
+        self.watch: Watcher | None = None
+        self.watchers: tuple[Watcher, ...] = ()
         self.num_queries = 0
         self.num_query_tokens = 0
         self.num_hit_tokens = 0
@@ -107,6 +110,8 @@ class Leases:
         """Match and pin a key in one step, letting go of an earlier match; False where a gate stands in the way."""
         if self._is_disabled:
             return True
+        if self.watch is not None:
+            self.watch.matching(hold)
         if self._takes_short_ways and self._short_core.enter_hold(hold):
             return True
         match = self._core.match(hold.key, limit=hold.limit, pin=True)
@@ -185,6 +190,8 @@ class Leases:
 
     def _note_query(self, hold: Hold) -> None:
         hold.counted = True
+        if self.watch is not None:
+            self.watch.queried(hold)
         if hold.resume:
             self.num_resumes += 1
             return
@@ -297,6 +304,8 @@ class Leases:
         """Give back all that a lease has, entered or not. Does not raise."""
         if hold.released:
             return
+        if self.watch is not None and hold.held:
+            self.watch.released(hold)
         hold.released = True
         hold.held = False
         self.holds.pop(hold.order, None)
@@ -368,6 +377,12 @@ class Leases:
 
     def evict_slots(self, num_slots: int) -> int:
         """Evict so many tokens, or all there are, into the allocator; how many it were."""
+        watch = self.watch
+        began = 0.0 if watch is None else self._params.clock()
+        if watch is not None:
+            watch.evicting()
         num_freed = self.pool.give_back_all(self._core.evict(num_slots))
         self.num_evicted += num_freed
+        if watch is not None:
+            watch.evicted(num_freed, began)
         return num_freed

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from aradix.cache.pressure import Pressure
     from aradix.cache.radix_cache import RadixCache
+    from aradix.cache.watch import Watcher
 
 __all__ = ["Exclusive", "Gates", "StandingGate"]
 
@@ -67,7 +68,10 @@ class Gates:
         pressure: Pressure,
         give_back: Callable[[list[Freed]], Any],
         changed: Callable[[], None],
+        clock: Callable[[], float],
     ) -> None:
+        self.watch: Watcher | None = None
+        self._clock = clock
         self.standing: list[StandingGate] = []
         self.num_waits = 0
         self._walkers: list[_Walker] = []
@@ -115,6 +119,7 @@ class Gates:
         walker = _Walker(step)
         self._walkers.append(walker)
         self.num_waits += 1
+        began = self._clock()
         try:
             await walker.event.wait()
         except BaseException:
@@ -123,6 +128,9 @@ class Gates:
             elif walker.error is None:
                 undo()
             raise
+        finally:
+            if self.watch is not None:
+                self.watch.waited_at_gate(began)
         if walker.error is not None:
             raise walker.error
 

@@ -18,6 +18,7 @@ import anyio
 
 from aradix.cache.hold import NO_SLOTS, Hold
 from aradix.cache.pool import SlotPool
+from aradix.cache.watch import Watcher
 from aradix.errors import RequestTooLargeError, RetractError
 from aradix.memory.page_table import HELD
 from aradix.tree.protocol import Slots, TreeCore
@@ -29,6 +30,7 @@ class SlotWaiter:
     """One waiting call: a lease that grows by `num_tokens`, or (`reserve`) one that waits to be entered."""
 
     __slots__ = (
+        "began",
         "blocked",
         "error",
         "event",
@@ -48,6 +50,7 @@ class SlotWaiter:
         self.reserve = reserve
         self.keeps_pins = keeps_pins
         self.version = -1
+        self.began = 0.0
         self.blocked = False
         self.granted = False
         self.num_before = 0
@@ -93,7 +96,16 @@ class Admissions(Protocol):
 class Pressure:
     """The slot waiters of a cache. Nothing here waits but `wait`."""
 
-    def __init__(self, core: TreeCore, pool: SlotPool, cache: Admissions, holds: dict[int, Hold]) -> None:
+    def __init__(
+        self,
+        core: TreeCore,
+        pool: SlotPool,
+        cache: Admissions,
+        holds: dict[int, Hold],
+        clock: Callable[[], float],
+    ) -> None:
+        self.watch: Watcher | None = None
+        self._clock = clock
         self.growth: list[SlotWaiter] = []
         self.admission: list[SlotWaiter] = []
         self.num_waits = 0
@@ -139,7 +151,7 @@ class Pressure:
 
     def grow_now(self, hold: Hold, num_tokens: int) -> bool:
         """Serve a growth at once, unless others wait for theirs."""
-        if self._takes_short_ways and not self.growth:
+        if self._takes_short_ways and not self.growth and self.watch is None:
             taken = self._short_core.grow_hold(hold, self._table, num_tokens, HELD)
             if taken is not None:
                 num_taken, num_evicted, grew = taken
@@ -193,6 +205,7 @@ class Pressure:
         queue = self.admission if waiter.reserve else self.growth
         queue.append(waiter)
         waiter.hold.waiting = True
+        waiter.began = self._clock()
         self.num_waits += 1
         self.changed()
         try:
@@ -204,6 +217,9 @@ class Pressure:
                 self._leave(waiter)
             self.changed()
             raise
+        finally:
+            if self.watch is not None:
+                self.watch.waited_for_slots(waiter.began)
         if waiter.error is not None:
             raise waiter.error
 

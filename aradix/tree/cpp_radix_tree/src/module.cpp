@@ -82,6 +82,12 @@ NB_MODULE(_native, module) {
     // A tree that is alive when the interpreter ends is no leak worth telling users of.
     nb::set_leak_warnings(false);
 
+#ifdef __SANITIZE_ADDRESS__
+    module.attr("sanitized") = true;
+#else
+    module.attr("sanitized") = false;
+#endif
+
     module.def(
         "sha256",
         [](nb::bytes data, bool portably) {
@@ -203,5 +209,10 @@ NB_MODULE(_native, module) {
         .def("take_events", &Tree::take_events)
         .def("view", &Tree::view, "node_id"_a)
         .def("child_ids", &Tree::child_ids, "node_id"_a)
+        .def_prop_ro("tick", [](const Tree &tree) { return tree.tick(); })
+        .def("roots", &Tree::roots)
+        .def("glance", &Tree::glance, "node_id"_a, nb::kw_only(), "children"_a = true)
+        .def("look", &Tree::look, "key"_a)
+        .def("next_victim", &Tree::next_victim)
         .def("walk", &Tree::walk, nb::kw_only(), "detached"_a = false);
 }

@@ -49,6 +49,11 @@ public:
     nb::object child_ids(int64_t node_id);
     nb::object walk(bool detached);
 
+    nb::object roots();
+    nb::object glance(int64_t node_id, bool children);
+    nb::object look(nb::handle key);
+    int64_t next_victim();
+
 private:
     // Where a walk ended: the last whole node, the child matched in part and by how many bytes, or the gate met.
     struct Place {
