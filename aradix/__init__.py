@@ -22,6 +22,7 @@ from aradix.params import (
     MatchPrefixParams,
     MatchResult,
     NodeRef,
+    TenantStats,
 )
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "RadixCache",
     "RadixKey",
     "SlotAllocator",
+    "TenantStats",
     "errors",
     "events",
     "policies",

@@ -6,7 +6,7 @@ Records only: no torch, no waiting. Counts are in tokens unless the name says ot
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -28,7 +28,12 @@ __all__ = [
     "MatchPrefixParams",
     "MatchResult",
     "NodeRef",
+    "TenantStats",
 ]
+
+
+_ROUNDING = 1e-6
+"""What fractions may be off by, as 0.29 * 100 is."""
 
 
 class NodeRef(NamedTuple):
@@ -66,6 +71,12 @@ class CacheInitParams:
         waiters_keep_pins: what a lease waiting to be entered (`reserve=`) holds meanwhile: its prefix (fast where the
             pool is roomy), or nothing (better where it is tight).
         enable_kv_cache_events: record events for `take_events()`.
+        quotas: by tenant (a field of `Namespace`), the fraction of the pool that it has a claim on. What a tenant has
+            is what is cached of it, pinned or not, and what its leases hold. Under pressure the tenant most above its
+            claim gives first, its own least valuable leaves, and the one that asks is counted as if it had what it
+            asks for. Nobody is refused: unused claims are lent, and what running leases hold cannot be taken. The
+            background evictor leaves every tenant its claim, even below the watermark. All tenants without a quota
+            (no tenant is one of them) share the rest.
         tree_core: `"auto"`, `"python"` or `"cpp"`.
         clock: seconds, for the age of leases; never for the order of eviction.
 
@@ -85,6 +96,7 @@ class CacheInitParams:
     streams: tuple[Any, ...] = ()
     waiters_keep_pins: bool = True
     enable_kv_cache_events: bool = False
+    quotas: Mapping[str | int, float] = field(default_factory=dict, hash=False)
     tree_core: Literal["auto", "python", "cpp"] = "auto"
     clock: Callable[[], float] = time.monotonic
 
@@ -99,6 +111,7 @@ class CacheInitParams:
                 f"page_size is {self.page_size} but the allocator's is {self.allocator.page_size}; they must be equal"
             )
         self._check_watermarks()
+        self._check_quotas()
         _check_choice("evict_unit", self.evict_unit, ("page", "node"))
         _check_choice("tree_core", self.tree_core, ("auto", "python", "cpp"))
         for name in ("disable", "is_eagle", "waiters_keep_pins", "enable_kv_cache_events"):
@@ -123,6 +136,42 @@ class CacheInitParams:
                 f"low_watermark {self.low_watermark} is above high_watermark {self.high_watermark}; "
                 "eviction starts below low and stops at high"
             )
+
+    def _check_quotas(self) -> None:
+        if not isinstance(self.quotas, Mapping):
+            raise ConfigError(f"quotas must be a dict of tenant: fraction of the pool, got {self.quotas!r}")
+        object.__setattr__(self, "quotas", dict(self.quotas))
+        for tenant, fraction in self.quotas.items():
+            if type(tenant) not in (str, int):
+                raise ConfigError(f"quotas: a tenant is a str or an int, as in Namespace(tenant=...), got {tenant!r}")
+            if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
+                raise ConfigError(
+                    f"quotas: the share of tenant {tenant!r} must be a fraction of the pool above 0 and at most 1, "
+                    f"got {fraction!r}"
+                )
+            if not _whole_pages(fraction, self.allocator):
+                raise ConfigError(
+                    f"quotas: {fraction} of {self.allocator.num_slots} slots for tenant {tenant!r} is less than one "
+                    f"page of {self.page_size}; use a larger fraction or pool, or leave the tenant out"
+                )
+        total = sum(self.quotas.values())
+        if total > 1 + _ROUNDING:
+            raise ConfigError(f"quotas: the shares {self.quotas} make {total} of the pool; they may make at most 1")
+
+    def shares(self) -> list[tuple[str | int | None, int]]:
+        """Each tenant with its quota in tokens, whole pages; last `None` with the rest. Empty without quotas."""
+        if not self.quotas:
+            return []
+        shares: list[tuple[str | int | None, int]] = [
+            (tenant, _whole_pages(fraction, self.allocator)) for tenant, fraction in self.quotas.items()
+        ]
+        return [*shares, (None, self.allocator.num_slots - sum(num_tokens for _, num_tokens in shares))]
+
+
+def _whole_pages(fraction: float, allocator: Any) -> int:
+    """A fraction of a pool in tokens, rounded down to whole pages."""
+    page_size: int = allocator.page_size
+    return int(fraction * allocator.num_slots + _ROUNDING) // page_size * page_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,3 +303,26 @@ class CacheStats:
     retracts: int = field(default=0)
     slot_waits: int = field(default=0)
     gate_waits: int = field(default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class TenantStats:
+    """What one tenant has and had, in tokens unless named otherwise.
+
+    Args:
+        share: that its quota is a claim on.
+        cached: in the tree, pinned or not; and flushed, while leases hold them.
+        leased: slots of its leases that are not in the tree.
+        evicted: so far.
+        queries: admitted leases, so far.
+        query_tokens: of their keys.
+        hit_tokens: that they found.
+    """
+
+    share: int
+    cached: int
+    leased: int
+    evicted: int
+    queries: int
+    query_tokens: int
+    hit_tokens: int

@@ -29,6 +29,7 @@ def audit_cache(cache: RadixCache) -> None:
     tree = audit_tree(cache._core, _live_pins(cache))
     problems = [*tree.problems, *_audit_holds(cache), *_audit_gates(cache)]
     leased = [hold.own_slots() for hold in cache._holds.values()]
+    problems += cache._leases.tenants.audit(cache._holds.values())
     problems += _audit_slots(cache, {"cached": tree.cached, "detached": tree.detached, "leased": _join(leased)})
     if problems:
         shown = "; ".join(problems[:_MAX_SHOWN])

@@ -18,6 +18,7 @@ from aradix.params import (
     MatchPrefixParams,
     MatchResult,
     NodeRef,
+    TenantStats,
 )
 
 if TYPE_CHECKING:
@@ -157,6 +158,14 @@ class BasePrefixCache(abc.ABC):
     @abc.abstractmethod
     def stats(self) -> CacheStats:
         """All counters at this moment. Does not wait."""
+
+    @abc.abstractmethod
+    def tenant_stats(self) -> dict[str | int | None, TenantStats]:
+        """What each tenant with a quota has, by tenant; `None` stands for all others together. Does not wait.
+
+        Empty without `CacheInitParams(quotas=...)`. It costs one step for each quota, whatever the cache holds, so that
+        a metrics worker may ask as often as it likes; counts with a past (`evicted`, `queries` ...) only grow.
+        """
 
     @abc.abstractmethod
     def snapshot(self, tokens: bool = True) -> dict[str, Any]:

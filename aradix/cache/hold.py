@@ -12,13 +12,16 @@ from __future__ import annotations
 from array import array
 from collections.abc import Hashable
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from aradix.keys import RadixKey
 from aradix.params import NodeRef
 from aradix.tree.protocol import NOWHERE, Slots
+
+if TYPE_CHECKING:
+    from aradix.cache.tenants import Account
 
 __all__ = ["Hold"]
 
@@ -30,6 +33,7 @@ class Hold:
     """
 
     __slots__ = (
+        "account",
         "committed",
         "counted",
         "entered",
@@ -81,6 +85,7 @@ class Hold:
         self.resume = resume
         self.stream = stream
         self.used: set[Hashable] | None = None
+        self.account: Account | None = None
         self.opened_in = opened_in
         self.opened_at = opened_at
         self.opened_when = 0.0
@@ -120,6 +125,8 @@ class Hold:
     def add(self, slots: Slots, num_tokens: int) -> None:
         """Take slots, and count so many more tokens as held."""
         self.own.frombytes(slots.tobytes())
+        if self.account is not None:
+            self.account.charge(len(slots))
         self.num_own += num_tokens
         self.version += 1
 
@@ -130,6 +137,8 @@ class Hold:
     def take_front(self, num_slots: int) -> None:
         """Let go of the first slots, which the tree now has."""
         del self.own[:num_slots]
+        if self.account is not None:
+            self.account.charge(-num_slots)
         self.num_own -= num_slots
         self.version += 1
 
@@ -138,6 +147,8 @@ class Hold:
         keep = -(-num_own // page_size) * page_size
         freed = self.own_slots(keep)
         del self.own[keep:]
+        if self.account is not None:
+            self.account.charge(-len(freed))
         self.num_own = num_own
         self.version += 1
         return freed

@@ -19,6 +19,7 @@ from aradix.cache.locks import Gates
 from aradix.cache.low_level import LowLevelPins
 from aradix.cache.pool import SlotPool
 from aradix.cache.pressure import Pressure
+from aradix.cache.tenants import Tenants
 from aradix.errors import AradixError, CacheClosedError, LeaseReleasedError
 from aradix.keys import RadixKey
 from aradix.params import CacheInitParams, InsertResult, NodeRef
@@ -63,6 +64,7 @@ class Leases:
         self.pressure = Pressure(core, self.pool, self, self.holds)
         self.gates = Gates(core, self.pressure, self.pool.give_back_all, self.changed)
         self.low_pins = LowLevelPins(core)
+        self.tenants = Tenants(core)
         self.passing: set[Hold | Passage] = set()
         """Let in by a gate in the step that opened it, and not awake yet: pinned, and neither held nor queued."""
         self.closed = False
@@ -104,6 +106,7 @@ class Leases:
             opened_at=opened_at,
         )
         hold.opened_when = self._params.clock()
+        hold.account = self.tenants.account_of(view.namespace)
         return hold
 
     def rematch(self, hold: Hold) -> bool:
@@ -187,6 +190,8 @@ class Leases:
         self.num_queries += 1
         self.num_query_tokens += len(hold.given)
         self.num_hit_tokens += hold.num_matched
+        if hold.account is not None:
+            hold.account.count_query(len(hold.given), hold.num_matched)
         if hold.num_matched and hold.node_id:
             self._core.record_hit(hold.node_id)
 
@@ -317,8 +322,20 @@ class Leases:
         if self._low_slots and self.pool.num_coming < self._low_slots and self._core.evictable_tokens:
             self._on_low()
 
-    def evict_slots(self, num_slots: int) -> int:
-        """Evict so many tokens, or all there are, into the allocator; how many it were."""
-        num_freed = self.pool.give_back_all(self._core.evict(num_slots))
+    def evict_slots(self, num_slots: int, only_excess: bool = False) -> int:
+        """Evict so many tokens, or all there are, into the allocator; how many it were.
+
+        With `only_excess` no tenant loses what it has a claim on.
+        """
+        return self._evicted(self._core.evict(num_slots, only_excess=only_excess))
+
+    def evict_for(self, hold: Hold, num_slots: int, demand: int) -> int:
+        """As `evict_slots`, for a lease that demands so many slots in all, which its tenant has to answer for."""
+        if hold.account is None:
+            return self._evicted(self._core.evict(num_slots))
+        return self._evicted(self._core.evict(num_slots, namespace=hold.key.namespace, demand=demand))
+
+    def _evicted(self, freed: list[Freed]) -> int:
+        num_freed = self.pool.give_back_all(freed)
         self.num_evicted += num_freed
         return num_freed

@@ -12,7 +12,7 @@ of leases that wait to be entered; tell the youngest entered waiter to give way.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import anyio
 import numpy as np
@@ -79,8 +79,8 @@ class Admissions(Protocol):
     def count_query(self, hold: Hold) -> None:
         """A lease got its first slots."""
 
-    def evict_slots(self, num_slots: int) -> int:
-        """Evict so many tokens into the allocator."""
+    def evict_for(self, hold: Hold, num_slots: int, demand: int) -> int:
+        """Evict so many tokens into the allocator, for a lease that demands so many in all."""
 
     def others_can_release(self) -> bool:
         """Whether slots are pinned or held by something that is not an entered lease."""
@@ -111,21 +111,22 @@ class Pressure:
 
     # ---- taking slots in one step ----
 
-    def take(self, num_slots: int, stream: Any) -> Slots | None:
-        """So many slots now, evicting for them if need be; `None` if they cannot all be had, and then nothing changed.
+    def take(self, num_slots: int, hold: Hold) -> Slots | None:
+        """So many slots for a lease now, evicting for them if need be; `None` if they cannot all be had.
 
-        Something may have been evicted into limbo where the slots are only behind a fence: they are then on their way.
+        Nothing changed then; but something may have been evicted into limbo where the slots are only behind a fence:
+        they are then on their way.
         """
         if num_slots == 0:
             return _NO_SLOTS
         was_busy, self._busy = self._busy, True
         try:
-            slots = self._pool.take(num_slots, stream) if num_slots <= self._pool.num_coming else None
+            slots = self._pool.take(num_slots, hold.stream) if num_slots <= self._pool.num_coming else None
             if slots is None and (missing := num_slots - self._pool.num_coming) > 0:
                 if missing > self._core.evictable_tokens:
                     return None
-                self._cache.evict_slots(missing)
-                slots = self._pool.take(num_slots, stream)
+                self._cache.evict_for(hold, missing, num_slots)
+                slots = self._pool.take(num_slots, hold.stream)
         finally:
             self._busy = was_busy
         if slots is not None:
@@ -137,7 +138,7 @@ class Pressure:
         num_slots = hold.fresh_slots_for(num_tokens, self._page_size)
         if num_slots and self.growth:
             return False
-        slots = self.take(num_slots, hold.stream)
+        slots = self.take(num_slots, hold)
         if slots is None:
             return False
         hold.add(slots, num_tokens)
@@ -155,7 +156,7 @@ class Pressure:
 
     def _admit(self, hold: Hold, num_tokens: int) -> bool:
         fresh = max(0, num_tokens - hold.num_tokens)
-        slots = self.take(hold.fresh_slots_for(fresh, self._page_size), hold.stream)
+        slots = self.take(hold.fresh_slots_for(fresh, self._page_size), hold)
         if slots is None:
             return False
         hold.add(slots, fresh)
@@ -282,7 +283,7 @@ class Pressure:
         if waiter.reserve:
             served = self._serve_admission(waiter)
         else:
-            slots = self.take(hold.fresh_slots_for(waiter.num_tokens, self._page_size), hold.stream)
+            slots = self.take(hold.fresh_slots_for(waiter.num_tokens, self._page_size), hold)
             served = slots is not None
             if slots is not None:
                 waiter.num_before = hold.num_tokens

@@ -6,6 +6,7 @@ Where things are:
 - `pool.py` is the only door to the allocator; `pressure.py` knows who waits for slots; `locks.py` who wants a subtree
 alone.
 - `hold.py` is what one lease has, `leases.py` the steps that change one, `lease.py` the user's handle to it.
+- `keeping.py` has the calls that say what is kept and for whom.
 - This file puts them together: it opens and closes, checks who calls, and has the low-level calls.
 """
 
@@ -24,10 +25,10 @@ from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
 from aradix.cache.audit import audit_cache
-from aradix.cache.base_prefix_cache import BasePrefixCache
 from aradix.cache.evictor import Background
 from aradix.cache.hold import Hold
 from aradix.cache.home import Home
+from aradix.cache.keeping import KeepingCalls
 from aradix.cache.lease import Lease, count_of
 from aradix.cache.leases import Leases, Passage, closed_error
 from aradix.cache.locks import Exclusive, StandingGate
@@ -36,13 +37,12 @@ from aradix.cache.pressure import too_large
 from aradix.cache.views import make_snapshot, make_stats, print_tree
 from aradix.errors import InvalidKeyError, InvariantError, UsageError
 from aradix.events import KVCacheEvent
-from aradix.keys import BIGRAM_BYTES, TOKEN_BYTES, Namespace, RadixKey
+from aradix.keys import BIGRAM_BYTES, TOKEN_BYTES, RadixKey
 from aradix.params import (
     CacheInitParams,
     CacheStats,
     EvictParams,
     EvictResult,
-    FlushResult,
     InsertParams,
     InsertResult,
     MatchPrefixParams,
@@ -62,7 +62,7 @@ _LISTEN_FROM = _FAIR_RUN // 2
 """From here on the cache listens whether the loop came round by itself."""
 
 
-class RadixCache(BasePrefixCache):
+class RadixCache(KeepingCalls):
     """The prefix cache. `BasePrefixCache` says what each call promises, `CacheInitParams` what can be set.
 
     Args:
@@ -83,6 +83,7 @@ class RadixCache(BasePrefixCache):
             policy=params.eviction_policy,
             evict_unit=params.evict_unit,
             record_events=params.enable_kv_cache_events,
+            shares=params.shares(),
         )
         self._leases = Leases(params, self._core, self._on_low, self._fail)
         self._holds = self._leases.holds
@@ -248,8 +249,9 @@ class RadixCache(BasePrefixCache):
         self._background.pool_is_low()
 
     def _evict_ahead(self, num_slots: int) -> int:
-        num_freed = self._leases.evict_slots(num_slots)
-        self._leases.changed()
+        num_freed = self._leases.evict_slots(num_slots, only_excess=True)
+        if num_freed:
+            self._leases.changed()
         return num_freed
 
     def _wants_slots(self) -> int:
@@ -421,23 +423,11 @@ class RadixCache(BasePrefixCache):
         self._leases.changed()
         return num_evictable
 
-    # ---- looking and clearing ----
+    # ---- looking ----
 
     def peek(self, key: RadixKey) -> int:
         self._begin()
         return self._core.peek(self._view(key))
-
-    async def flush(self, namespace: Namespace | str | None = None) -> FlushResult:
-        await self._take_turn()
-        flushed = None if namespace is None else Namespace.of(namespace)
-        # Who waits to be entered is entered after the flush, so it must not bring along what it matched before.
-        self._pressure.drop_waiting_pins(lambda hold: flushed in (None, hold.key.namespace))
-        done = self._core.detach(flushed)
-        self._pool.give_back_all(done.freed)
-        self._pressure.admission_unblocked()
-        self._gates.serve_walkers()
-        self._leases.changed()
-        return FlushResult(done.num_freed, done.num_held)
 
     def stats(self) -> CacheStats:
         self._begin()

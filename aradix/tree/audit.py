@@ -44,6 +44,7 @@ def audit_tree(core: TreeCore, pins: Mapping[int, int]) -> TreeAudit:
         problems += _audit_locks(views, pins)
     problems += _audit_counters(core, live, detached)
     problems += _audit_gates(live)
+    problems += _audit_shares(core, [*live, *detached])
     if core.merges:
         problems += _audit_merging(live)
     known = {view.node_id for view in live} | {view.node_id for view in detached}
@@ -162,6 +163,23 @@ def _audit_gates(live: list[NodeView]) -> list[str]:
         f"I2: node {view.node_id} has a gate but no pin of it"
         for view in live
         if view.gate is not Gate.NONE and not view.lock_ref
+    ]
+
+
+def _audit_shares(core: TreeCore, views: list[NodeView]) -> list[str]:
+    """I3: what each tenant has in the tree."""
+    shares = core.shares()
+    if not shares:
+        return []
+    named = {share.tenant for share in shares[:-1]}
+    found: Counter[object] = Counter()
+    for view in views:
+        found[view.namespace.tenant if view.namespace.tenant in named else None] += view.num_tokens
+    return [
+        f"I3: tenant {share.tenant!r} is said to have {share.cached} tokens cached, a recount gives "
+        f"{found[share.tenant]}"
+        for share in shares
+        if share.cached != found[share.tenant]
     ]
 
 

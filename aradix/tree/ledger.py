@@ -7,7 +7,7 @@ all that follows from it.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +18,7 @@ from aradix.policies import LRU, EvictionPolicy, state_reader
 from aradix.tree.evictable import EvictableIndex
 from aradix.tree.node import TreeNode, newest_ready
 from aradix.tree.protocol import Freed, Ready, Slots
+from aradix.tree.shares import SharedIndex
 
 __all__ = ["NO_SLOTS", "Ledger"]
 
@@ -34,6 +35,7 @@ class Ledger:
         policy: EvictionPolicy | None = None,
         evict_unit: Literal["page", "node"] = "page",
         record_events: bool = False,
+        shares: Sequence[tuple[str | int | None, int]] = (),
     ) -> None:
         self.page_size = page_size
         self.failure: BaseException | None = None
@@ -54,7 +56,8 @@ class Ledger:
         self._roots: dict[Namespace, TreeNode] = {}
         self._detached_roots: dict[int, TreeNode] = {}
         self._nodes: dict[int, TreeNode] = {}
-        self._evictable = EvictableIndex()
+        self._shares = SharedIndex(shares) if shares else None
+        self._evictable = EvictableIndex() if self._shares is None else self._shares
 
     # ---- making and unmaking nodes ----
 
@@ -76,6 +79,8 @@ class Ledger:
         self.version += 1
         self.evictable_tokens += leaf.num_tokens
         self._evictable.discard(parent)
+        if self._shares is not None:
+            self._shares.cached(leaf.namespace, leaf.num_tokens)
         if self._events is not None:
             self._record_stored(leaf)
         return leaf
@@ -98,6 +103,8 @@ class Ledger:
     def _remove_leaf(self, leaf: TreeNode, merge: bool = True) -> None:
         self._evictable.discard(leaf)
         self.evictable_tokens -= leaf.num_tokens
+        if self._shares is not None:
+            self._shares.cached(leaf.namespace, -leaf.num_tokens)
         self.num_nodes -= 1
         del self._nodes[leaf.node_id]
         parent = self._unlink(leaf)
@@ -115,6 +122,8 @@ class Ledger:
         slots = leaf.trim_tail(self._new_id(), num_tokens, num_tokens * self._item_bytes, self._page_bytes)
         self._nodes[leaf.node_id] = leaf
         self.evictable_tokens -= num_tokens
+        if self._shares is not None:
+            self._shares.cached(leaf.namespace, -num_tokens)
         self._refile(leaf)
         return slots
 
@@ -131,6 +140,8 @@ class Ledger:
             return []
         self._unlink(node)
         self.detached_tokens -= node.num_tokens
+        if self._shares is not None:
+            self._shares.cached(node.namespace, -node.num_tokens)
         return [Freed(node.slots_copy(), node.streams)]
 
     @staticmethod

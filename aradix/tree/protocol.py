@@ -28,6 +28,7 @@ __all__ = [
     "Match",
     "NodeView",
     "Ready",
+    "ShareView",
     "Slots",
     "TreeCore",
 ]
@@ -141,6 +142,24 @@ class NodeView(NamedTuple):
     hashes: list[bytes] | None
 
 
+class ShareView(NamedTuple):
+    """What one tenant may keep and has, in tokens; the last share, of `None`, stands for all tenants not named.
+
+    Args:
+        tenant: the field of `Namespace`.
+        num_tokens: that it has a claim on.
+        cached: in the tree, pinned or not, and flushed while somebody holds them.
+        leased: slots of its leases that are not in the tree.
+        evicted: so far, by `evict`.
+    """
+
+    tenant: str | int | None
+    num_tokens: int
+    cached: int
+    leased: int
+    evicted: int
+
+
 class TreeCore(Protocol):
     """A radix tree over token ids. See the module's docstring for the rules that hold for every method."""
 
@@ -218,8 +237,24 @@ class TreeCore(Protocol):
     def is_below(self, node_id: int, ancestor_id: int) -> bool:
         """Whether `ancestor_id` is the node or above it."""
 
-    def evict(self, num_tokens: int) -> list[Freed]:
-        """Free so many tokens, in whole pages (or leaves), least valuable first; fewer if there are no more."""
+    def evict(
+        self, num_tokens: int, *, namespace: Namespace | None = None, demand: int = 0, only_excess: bool = False
+    ) -> list[Freed]:
+        """Free so many tokens, in whole pages (or leaves), least valuable first; fewer if there are no more.
+
+        Where tenants have shares, the one most above its own gives first, its own least valuable leaves, down to its
+        share; `demand` tokens count as those of the tenant of `namespace` meanwhile. With `only_excess` what tenants
+        have a claim on is not touched.
+        """
+
+    def share_of(self, namespace: Namespace) -> int:
+        """The number of the share that a namespace counts to; 0 where there are none."""
+
+    def charge(self, share: int, num_tokens: int) -> None:
+        """So many more slots (fewer, below 0) are held for a share's tenants outside of the tree."""
+
+    def shares(self) -> list[ShareView]:
+        """All shares, in the order of their numbers; none where tenants have none."""
 
     def detach(self, namespace: Namespace | None = None) -> Detached:
         """Make a namespace (or everything) unmatchable for ever."""

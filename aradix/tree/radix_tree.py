@@ -29,6 +29,7 @@ from aradix.tree.protocol import (
     Match,
     NodeView,
     Ready,
+    ShareView,
     Slots,
 )
 
@@ -49,6 +50,7 @@ class RadixTree(Ledger):
         evict_unit: `"page"` trims tails, `"node"` takes whole leaves and then never merges nodes either, so that a
             leaf is what was inserted.
         record_events: whether `take_events` has anything to tell.
+        shares: tenants and the tokens each has a claim on, the last one standing for all others; none: no claims.
     """
 
     name = "python"
@@ -249,11 +251,32 @@ class RadixTree(Ledger):
 
     # ---- shrinking ----
 
-    def evict(self, num_tokens: int) -> list[Freed]:
+    def evict(
+        self, num_tokens: int, *, namespace: Namespace | None = None, demand: int = 0, only_excess: bool = False
+    ) -> list[Freed]:
+        if self._shares is None:
+            return self._evict(num_tokens)
+        if namespace is None:
+            return self._evict(num_tokens, only_excess)
+        demanding = self._shares.of(namespace)
+        self._shares.demand(demanding, demand)
+        try:
+            return self._evict(num_tokens, only_excess)
+        finally:
+            self._shares.demand(demanding, 0)
+
+    def _evict(self, num_tokens: int, only_excess: bool = False) -> list[Freed]:
         freed: list[Freed] = []
         missing = num_tokens
         while missing > 0 and (leaf := self._least()) is not None:
             num_wanted = -(-missing // self.page_size) * self.page_size
+            if self._shares is not None:
+                share = self._shares.of(leaf.namespace)
+                if share.excess > 0:
+                    num_wanted = min(num_wanted, -(-share.excess // self.page_size) * self.page_size)
+                elif only_excess:
+                    break
+                share.evicted += leaf.num_tokens if self._whole_nodes else min(leaf.num_tokens, num_wanted)
             if self._whole_nodes or leaf.num_tokens <= num_wanted:
                 missing -= leaf.num_tokens
                 freed.append(Freed(leaf.slots_copy(), leaf.streams))
@@ -288,6 +311,8 @@ class RadixTree(Ledger):
             del self._nodes[node.node_id]
             if node.parent is not None:
                 num_freed += node.num_tokens
+                if self._shares is not None:
+                    self._shares.cached(node.namespace, -node.num_tokens)
                 freed.append(Freed(node.slots_copy(), node.streams))
                 if node.parent.lock_ref:
                     self._unlink(node)
@@ -340,6 +365,18 @@ class RadixTree(Ledger):
             self._record_removed(leaf, 0)
             self._remove_leaf(leaf, merge=False)
         return freed
+
+    # ---- shares ----
+
+    def share_of(self, namespace: Namespace) -> int:
+        return 0 if self._shares is None else self._shares.of(namespace).order
+
+    def charge(self, share: int, num_tokens: int) -> None:
+        if self._shares is not None:
+            self._shares.leased(self._shares.shares[share], num_tokens)
+
+    def shares(self) -> list[ShareView]:
+        return [] if self._shares is None else self._shares.views()
 
     # ---- looking ----
 

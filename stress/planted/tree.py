@@ -62,16 +62,16 @@ class _SplitForgetsCounter(RadixTree):
 class _ParentFirst(RadixTree):
     """The parent of the least valuable leaf goes before the leaf."""
 
-    def evict(self, num_tokens: int) -> list[Freed]:
+    def _evict(self, num_tokens: int, only_excess: bool = False) -> list[Freed]:
         leaf = self._least() if num_tokens > 0 else None
         parent = None if leaf is None else leaf.parent
         if parent is None or parent.parent is None or parent.lock_ref or parent.gate:
-            return super().evict(num_tokens)
+            return super()._evict(num_tokens, only_excess)
         self.evictable_tokens -= parent.num_tokens
         self.num_nodes -= 1
         del self._nodes[parent.node_id]
         self._unlink(parent)
-        return [Freed(parent.slots_copy(), parent.streams), *super().evict(num_tokens - parent.num_tokens)]
+        return [Freed(parent.slots_copy(), parent.streams), *super()._evict(num_tokens - parent.num_tokens)]
 
 
 class _StaleInsert(RadixCache):

@@ -108,6 +108,8 @@ class Lockstep:
         evict_unit: `"page"` or `"node"`.
         record_events: whether a mirror reads the events.
         core_policy: given to the core in place of `policy`; it must rank as `policy` does, until it fails.
+        model: in place of a plain one with these settings.
+        more: settings of the core, which the model knows of.
     """
 
     def __init__(
@@ -120,6 +122,8 @@ class Lockstep:
         evict_unit: str = "page",
         record_events: bool = True,
         core_policy: Any = None,
+        model: ModelTree | None = None,
+        **more: Any,
     ) -> None:
         self.core = factory(
             page_size=page_size,
@@ -127,8 +131,9 @@ class Lockstep:
             policy=core_policy or policy,
             evict_unit=evict_unit,
             record_events=record_events,
+            **more,
         )
-        self.model = ModelTree(page_size, policy, evict_unit)
+        self.model = model or ModelTree(page_size, policy, evict_unit)
         self.mirror = EventMirror(page_size, item_bytes) if record_events else None
         self.page_size = page_size
         self.bigrams = item_bytes == 8

@@ -7,6 +7,7 @@ then. What lies where in `src/`: `tree.cpp` has the steps and `ledger.cpp` what 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from aradix.keys import TOKEN_BYTES
@@ -52,6 +53,7 @@ class CppRadixTree(Tree):
         policy: EvictionPolicy | None = None,
         evict_unit: Literal["page", "node"] = "page",
         record_events: bool = False,
+        shares: Sequence[tuple[str | int | None, int]] = (),
     ) -> None:
         chosen = policy or LRU()
         known = _KNOWN.get(type(chosen), "user")
@@ -64,6 +66,7 @@ class CppRadixTree(Tree):
             protected_from=chosen.protected_from if isinstance(chosen, SLRU) else 0,
             user_policy=chosen,
             state=getattr(chosen, "state", None),
-            index=EvictableIndex() if known == "user" else None,
+            indexes=[EvictableIndex() for _ in shares or ((),)] if known == "user" else None,
             leaf=_Leaf,
+            shares=shares,
         )

@@ -32,7 +32,7 @@ struct Settings {
 
 class Ledger {
 public:
-    Ledger(const Settings &settings, Policy policy, int64_t protected_from, UserPolicy user);
+    Ledger(const Settings &settings, Policy policy, int64_t protected_from, UserPolicy user, nb::handle shares);
     Ledger(const Ledger &) = delete;
     Ledger &operator=(const Ledger &) = delete;
 
@@ -119,6 +119,7 @@ protected:
     int item_shift_;
     bool whole_nodes_, records_events_;
     Arena<Node> nodes_;
+    Shares shares_;
     Ranking ranking_;
 
 private:

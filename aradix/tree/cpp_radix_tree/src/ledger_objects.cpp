@@ -40,6 +40,8 @@ int Ledger::traverse(visitproc visit, void *arg) {
     Py_VISIT(last_name_space_.ptr());
     if (int stop = ranking_.traverse(visit, arg))
         return stop;
+    if (int stop = shares_.traverse(visit, arg))
+        return stop;
     if (!marked_)
         return 0;
     int stop = 0;
@@ -54,6 +56,7 @@ int Ledger::traverse(visitproc visit, void *arg) {
 void Ledger::clear() {
     busy_ = true;  // nothing may come in any more
     ranking_.clear();
+    shares_.clear();
     nodes_.for_each([this](Handle handle) {
         nb::object ready = std::move(at(handle).ready);
         nb::object streams = std::move(at(handle).streams);

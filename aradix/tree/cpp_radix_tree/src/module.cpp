@@ -27,11 +27,11 @@ Policy policy_named(const std::string &name) {
 
 void make_tree(Tree *tree, size_t page_size, size_t item_bytes, bool whole_nodes, bool record_events,
                const std::string &policy, int64_t protected_from, nb::object user_policy, nb::object state,
-               nb::object index, nb::object leaf) {
+               nb::object indexes, nb::object leaf, nb::object shares) {
     if (page_size == 0 || page_size > (size_t{1} << 32) || (item_bytes != 4 && item_bytes != 8))
         throw nb::value_error("page_size must be at least 1, item_bytes 4 or 8");
     new (tree) Tree(aradix::Settings{page_size, item_bytes, whole_nodes, record_events}, policy_named(policy),
-                    protected_from, aradix::UserPolicy{user_policy, state, index, leaf});
+                    protected_from, aradix::UserPolicy{user_policy, state, indexes, leaf}, shares);
 }
 
 int traverse_tree(PyObject *self, visitproc visit, void *arg) {
@@ -80,8 +80,8 @@ NB_MODULE(_core, module) {
 
     nb::class_<Tree>(module, "Tree", nb::type_slots(tree_slots))
         .def("__init__", &make_tree, nb::kw_only(), "page_size"_a, "item_bytes"_a, "whole_nodes"_a, "record_events"_a,
-             "policy"_a, "protected_from"_a, "user_policy"_a.none(), "state"_a.none(), "index"_a.none(),
-             "leaf"_a.none())
+             "policy"_a, "protected_from"_a, "user_policy"_a.none(), "state"_a.none(), "indexes"_a.none(),
+             "leaf"_a.none(), "shares"_a)
         .def_prop_ro("page_size", [](const Tree &tree) { return tree.page_size(); })
         .def_prop_ro("failure", [](const Tree &tree) { return tree.ranking().failure(); })
         .def_prop_ro("merges", [](const Tree &tree) { return tree.ranking().merges(); })
@@ -106,7 +106,11 @@ NB_MODULE(_core, module) {
         .def("is_detached", &Tree::is_detached, "node_id"_a)
         .def("lock_ref", &Tree::lock_ref, "node_id"_a)
         .def("is_below", &Tree::is_below, "node_id"_a, "ancestor_id"_a)
-        .def("evict", &Tree::evict, "num_tokens"_a)
+        .def("evict", &Tree::evict, "num_tokens"_a, nb::kw_only(), "namespace"_a = nb::none(), "demand"_a = 0,
+             "only_excess"_a = false)
+        .def("share_of", &Tree::share_of, "namespace"_a)
+        .def("charge", &Tree::charge, "share"_a, "num_tokens"_a)
+        .def("shares", &Tree::shares)
         .def("detach", &Tree::detach, "namespace"_a = nb::none())
         .def("close_gate", &Tree::close_gate, "key"_a)
         .def("set_gate", &Tree::set_gate, "node_id"_a, "gate"_a)

@@ -49,6 +49,7 @@ struct Node {
     int gate = kOpen;
     bool detached = false;
     bool filed = false;  // in the index of a user's policy
+    uint32_t share = 0;  // that its tokens count to
 
     size_t begin() const { return depth - tokens.size(); }
 };

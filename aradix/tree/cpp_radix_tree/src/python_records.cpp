@@ -38,6 +38,7 @@ Records::Records() {
     detached = protocol.attr("Detached");
     closed = protocol.attr("Closed");
     node_view = protocol.attr("NodeView");
+    share_view = protocol.attr("ShareView");
     ready = protocol.attr("Ready");
     nowhere = protocol.attr("NOWHERE");
     node_ref = nb::borrow(nowhere.type());
@@ -62,6 +63,7 @@ Records::Records() {
     name_rank = interned("rank");
     name_stream = interned("stream");
     name_sequence = interned("sequence");
+    name_tenant = interned("tenant");
 }
 
 nb::object Records::as_record(nb::handle type, nb::object plain) {

@@ -221,9 +221,24 @@ void Tree::mark_streams(int64_t node_id, nb::handle streams_object) {
 
 // ---- shrinking ----
 
-nb::object Tree::evict(nb::handle num_tokens_object) {
+nb::object Tree::evict(nb::handle num_tokens_object, nb::handle name_space, nb::handle demand_object,
+                       bool only_excess) {
     Step step(*this);
-    int64_t count = saturated(num_tokens_object);
+    int64_t count = saturated(num_tokens_object), demand = saturated(demand_object);
+    if (!shares_ || name_space.is_none())
+        return evict_tokens(count, shares_ && only_excess);
+    struct Demand {
+        Demand(Shares &shares, uint32_t share, int64_t count) : shares(shares), share(share) {
+            shares.set_demand(share, count);
+        }
+        ~Demand() { shares.set_demand(share, 0); }
+        Shares &shares;
+        uint32_t share;
+    } demanding(shares_, shares_.of(name_space), demand);
+    return evict_tokens(count, only_excess);
+}
+
+nb::list Tree::evict_tokens(int64_t count, bool only_excess) {
     nb::list freed;
     auto page_size = static_cast<int64_t>(page_size_);
     while (count > 0) {
@@ -232,7 +247,17 @@ nb::object Tree::evict(nb::handle num_tokens_object) {
             break;
         Node &leaf = at(handle);
         int64_t size = num_tokens(leaf);
-        int64_t wanted = (count - 1) / page_size < size / page_size ? ((count - 1) / page_size + 1) * page_size : size;
+        int64_t least = count;
+        if (shares_) {
+            Share &share = shares_.at(leaf.share);
+            if (share.excess() > 0)
+                least = std::min(count, share.excess());
+            else if (only_excess)
+                break;
+        }
+        int64_t wanted = (least - 1) / page_size < size / page_size ? ((least - 1) / page_size + 1) * page_size : size;
+        if (shares_)
+            shares_.at(leaf.share).evicted += whole_nodes_ ? size : std::min(size, wanted);
         nb::object streams = leaf.streams;
         if (whole_nodes_ || size <= wanted) {
             count -= size;
@@ -277,6 +302,7 @@ nb::object Tree::detach(nb::handle name_space) {
         gone.push_back(handle);
         if (node.parent != kNone) {
             num_freed += num_tokens(node);
+            shares_.add_cached(node.share, -num_tokens(node));
             append_to(freed, freed_record(slots_copy(node, 0), node.streams));
         }
     }
@@ -292,6 +318,24 @@ nb::object Tree::detach(nb::handle name_space) {
     if (name_space.is_none())
         record_cleared();
     return records_.make(records_.detached, freed, integer(num_freed), integer(num_held));
+}
+
+// ---- shares ----
+
+uint32_t Tree::share_of(nb::handle name_space) {
+    Step step(*this);
+    return shares_.of(name_space);
+}
+
+void Tree::charge(uint32_t share, int64_t num_tokens) {
+    Step step(*this);
+    if (shares_)
+        shares_.add_leased(share, num_tokens);
+}
+
+nb::object Tree::shares() {
+    Step step(*this);
+    return shares_.views();
 }
 
 // ---- gates ----

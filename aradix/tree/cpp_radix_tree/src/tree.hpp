@@ -19,8 +19,12 @@ public:
     void record_hit(int64_t node_id);
     void mark_streams(int64_t node_id, nb::handle streams);
 
-    nb::object evict(nb::handle num_tokens);
+    nb::object evict(nb::handle num_tokens, nb::handle name_space, nb::handle demand, bool only_excess);
     nb::object detach(nb::handle name_space);
+
+    uint32_t share_of(nb::handle name_space);
+    void charge(uint32_t share, int64_t num_tokens);
+    nb::object shares();
 
     nb::object close_gate(nb::handle key);
     void set_gate(int64_t node_id, int gate);
@@ -62,6 +66,7 @@ private:
     Grown grow(Handle origin, const Key &key, const Slots &slots, size_t stop, const Place &place, int64_t priority,
                const nb::object &ready);
     nb::list unpin_node(Handle handle, bool touched);
+    nb::list evict_tokens(int64_t count, bool only_excess);
     struct At {
         Handle node;
         size_t depth;
