@@ -71,6 +71,8 @@ class CacheInitParams:
         waiters_keep_pins: what a lease waiting to be entered (`reserve=`) holds meanwhile: its prefix (fast where the
             pool is roomy), or nothing (better where it is tight).
         enable_kv_cache_events: record events for `take_events()`.
+        pin_budget: fraction of the pool that the pins of `cache.pin` may hold together, what several hold counting for
+            each; `None` for no limit.
         quotas: by tenant (a field of `Namespace`), the fraction of the pool that it has a claim on. What a tenant has
             is what is cached of it, pinned or not, and what its leases hold. Under pressure the tenant most above its
             claim gives first, its own least valuable leaves, and the one that asks is counted as if it had what it
@@ -96,6 +98,7 @@ class CacheInitParams:
     streams: tuple[Any, ...] = ()
     waiters_keep_pins: bool = True
     enable_kv_cache_events: bool = False
+    pin_budget: float | None = None
     quotas: Mapping[str | int, float] = field(default_factory=dict, hash=False)
     tree_core: Literal["auto", "python", "cpp"] = "auto"
     clock: Callable[[], float] = time.monotonic
@@ -127,8 +130,10 @@ class CacheInitParams:
             raise ConfigError("on CUDA the engine's streams must be named: streams=(torch.cuda.current_stream(), ...)")
 
     def _check_watermarks(self) -> None:
-        for name in ("low_watermark", "high_watermark"):
+        for name in ("low_watermark", "high_watermark", "pin_budget"):
             value = getattr(self, name)
+            if name == "pin_budget" and value is None:
+                continue
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
                 raise ConfigError(f"{name} must be a fraction of the pool from 0 to 1, got {value!r}")
         if self.low_watermark > self.high_watermark:
@@ -157,6 +162,10 @@ class CacheInitParams:
         total = sum(self.quotas.values())
         if total > 1 + _ROUNDING:
             raise ConfigError(f"quotas: the shares {self.quotas} make {total} of the pool; they may make at most 1")
+
+    def pin_tokens(self) -> int | None:
+        """The most tokens that all pins may hold; `None` for no limit."""
+        return None if self.pin_budget is None else _whole_pages(self.pin_budget, self.allocator)
 
     def shares(self) -> list[tuple[str | int | None, int]]:
         """Each tenant with its quota in tokens, whole pages; last `None` with the rest. Empty without quotas."""
@@ -279,6 +288,8 @@ class CacheStats:
         resumes: leases entered with `resume=True`; not counted as queries.
         retracts: waiters told to give way.
         slot_waits: calls that had to wait for slots, so far.
+        num_pins: of `cache.pin` that hold something.
+        pinned: by them, and so a part of `protected`; what several pins hold counts for each.
         gate_waits: calls that had to wait for a subtree that somebody wanted alone, so far.
     """
 
@@ -303,6 +314,8 @@ class CacheStats:
     retracts: int = field(default=0)
     slot_waits: int = field(default=0)
     gate_waits: int = field(default=0)
+    num_pins: int = field(default=0)
+    pinned: int = field(default=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import torch
 from aradix.cache.hold import Hold
 from aradix.cache.locks import Gates
 from aradix.cache.low_level import LowLevelPins
+from aradix.cache.pins import Pins
 from aradix.cache.pool import SlotPool
 from aradix.cache.pressure import Pressure
 from aradix.cache.tenants import Tenants
@@ -62,7 +63,9 @@ class Leases:
         self.holds: dict[int, Hold] = {}
         self.pool = SlotPool(params.allocator, params.streams, fail)
         self.pressure = Pressure(core, self.pool, self, self.holds)
-        self.gates = Gates(core, self.pressure, self.pool.give_back_all, self.changed)
+        self.pins = Pins(core, params.clock, params.pin_tokens(), self.pool.give_back_all)
+        self.pins.changed = self.changed
+        self.gates = Gates(core, self.pressure, self.pool.give_back_all, self.changed, self.pins)
         self.low_pins = LowLevelPins(core)
         self.tenants = Tenants(core)
         self.passing: set[Hold | Passage] = set()
@@ -327,7 +330,13 @@ class Leases:
 
         With `only_excess` no tenant loses what it has a claim on.
         """
+        self.end_expired()
         return self._evicted(self._core.evict(num_slots, only_excess=only_excess))
+
+    def end_expired(self) -> None:
+        """What was kept for a time that is up can be evicted."""
+        if self.pins.expire():
+            self.pressure.note_change()
 
     def evict_for(self, hold: Hold, num_slots: int, demand: int) -> int:
         """As `evict_slots`, for a lease that demands so many slots in all, which its tenant has to answer for."""

@@ -6,7 +6,8 @@ takes no slot and no victim until all of it can be met; slots behind a fence cou
 drain the cache.
 
 When nothing will come by itself (`_is_stuck`), in this order: serve out of turn whoever fits; revoke the youngest pins
-of leases that wait to be entered; tell the youngest entered waiter to give way.
+of leases that wait to be entered; take back the youngest `cache.pin()` that no time will end; tell the youngest entered
+waiter to give way.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import anyio
 import numpy as np
 
 from aradix.cache.hold import Hold
+from aradix.cache.pins import Pins
 from aradix.cache.pool import SlotPool
 from aradix.errors import RequestTooLargeError, RetractError
 from aradix.tree.protocol import Slots, TreeCore
@@ -79,6 +81,13 @@ class Admissions(Protocol):
     def count_query(self, hold: Hold) -> None:
         """A lease got its first slots."""
 
+    @property
+    def pins(self) -> Pins:
+        """What is kept idle; `Pins` says how."""
+
+    def end_expired(self) -> None:
+        """Let go of what was kept for a time that is up."""
+
     def evict_for(self, hold: Hold, num_slots: int, demand: int) -> int:
         """Evict so many tokens into the allocator, for a lease that demands so many in all."""
 
@@ -123,6 +132,7 @@ class Pressure:
         try:
             slots = self._pool.take(num_slots, hold.stream) if num_slots <= self._pool.num_coming else None
             if slots is None and (missing := num_slots - self._pool.num_coming) > 0:
+                self._cache.end_expired()
                 if missing > self._core.evictable_tokens:
                     return None
                 self._cache.evict_for(hold, missing, num_slots)
@@ -314,7 +324,9 @@ class Pressure:
     def _is_stuck(self) -> bool:
         """Whether the head can only be served if a waiter gives way."""
         head = next((waiter for waiter in (*self.growth, *self.admission) if not waiter.blocked), None)
-        if head is None or self._num_missing(head) <= self._pool.num_coming + self._core.evictable_tokens:
+        # What is kept for a time comes by itself, at the latest when that time is over.
+        num_coming = self._pool.num_coming + self._core.evictable_tokens + self._cache.pins.num_timed_tokens
+        if head is None or self._num_missing(head) <= num_coming:
             return False
         if self._cache.others_can_release():
             return False
@@ -329,7 +341,7 @@ class Pressure:
         """One step out of it; whether the queues should be looked at again."""
         if any(self._serve(waiter) for waiter in [*self.growth[1:], *self.admission]):
             return True
-        if self.revoke_pins(lambda hold: True):
+        if self.revoke_pins(lambda hold: True) or self._cache.pins.take_back():
             return True
         if self.growth:
             victim = max(self.growth, key=lambda waiter: waiter.hold.order)

@@ -92,6 +92,7 @@ class RadixCache(KeepingCalls):
         self._gates = self._leases.gates
         self._low_pins = self._leases.low_pins
         self._pressure.on_change = self._on_change
+        self._leases.pins.on_release = self._release_pin
         self._home: Home | None = None
         self._task_group: TaskGroup | None = None
         self._broken: str | None = None
@@ -156,6 +157,7 @@ class RadixCache(KeepingCalls):
         self._drain_dropped()
         self._pressure.drop_all(closed_error)
         self._gates.close_down(closed_error)
+        self._leases.pins.end_all("closed")
         self._pool.give_back_all(self._core.detach().freed)
         if self._core.failure is not None:
             self._note_policy_failure(self._core.failure)
@@ -340,6 +342,8 @@ class RadixCache(KeepingCalls):
     def _evict_below(self, gate: StandingGate) -> int:
         self._begin()
         self._gates.unpin_leaves(gate)
+        below = {pin for pin in self._leases.pins.below(gate.node_id) if pin.node_id != gate.node_id}
+        self._leases.pins.end_all("evicted", below.__contains__)
         freed = [] if self._core.is_detached(gate.node_id) else self._core.evict_below(gate.node_id)
         self._gates.pin_leaves(gate)
         num_freed = self._pool.give_back_all(freed)
@@ -435,7 +439,7 @@ class RadixCache(KeepingCalls):
 
     def snapshot(self, tokens: bool = True) -> dict[str, Any]:
         self._begin()
-        return make_snapshot(self._core, tokens)
+        return make_snapshot(self._core, tokens, self._leases.pins)
 
     def pretty_print(self) -> None:
         self._begin()

@@ -274,6 +274,9 @@ class TreeCore(Protocol):
     def evict_below(self, node_id: int) -> list[Freed]:
         """Free all below a node, of which nothing may be pinned."""
 
+    def namespaces(self) -> list[Namespace]:
+        """Those that the tree has a root for, the oldest first."""
+
     def take_events(self) -> list[KVCacheEvent]: ...
     def walk(self, *, detached: bool = False) -> Iterator[NodeView]:
         """Every node, a parent before its children; with `detached` those that were flushed and are held."""

@@ -411,6 +411,9 @@ class RadixTree(Ledger):
     def num_namespaces(self) -> int:
         return len(self._roots)
 
+    def namespaces(self) -> list[Namespace]:
+        return list(self._roots)
+
     def take_events(self) -> list[KVCacheEvent]:
         if not self._events:
             return []

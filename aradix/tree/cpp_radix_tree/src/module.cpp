@@ -117,6 +117,7 @@ NB_MODULE(_core, module) {
         .def("open_gate", &Tree::open_gate, "node_id"_a)
         .def("pin_below", &Tree::pin_below, "node_id"_a)
         .def("evict_below", &Tree::evict_below, "node_id"_a)
+        .def("namespaces", &Tree::namespaces)
         .def("take_events", &Tree::take_events)
         .def("walk", &Tree::walk, nb::kw_only(), "detached"_a = false);
 }

@@ -444,6 +444,14 @@ bool Tree::is_below(int64_t node_id, int64_t ancestor_id) {
     return false;
 }
 
+nb::object Tree::namespaces() {
+    Step step(*this);
+    nb::list found;
+    for (Handle root : root_list(false))
+        append_to(found, at(root).root->name_space);
+    return found;
+}
+
 nb::object Tree::walk(bool detached) {
     Step step(*this);
     nb::list views;

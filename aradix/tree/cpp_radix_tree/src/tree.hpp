@@ -36,6 +36,7 @@ public:
     bool is_detached(int64_t node_id);
     int64_t lock_ref(int64_t node_id);
     bool is_below(int64_t node_id, int64_t ancestor_id);
+    nb::object namespaces();
     nb::object walk(bool detached);
 
 private:
