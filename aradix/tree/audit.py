@@ -191,7 +191,8 @@ def _audit_merging(live: list[NodeView]) -> list[str]:
         parent = by_id.get(view.parent_id)
         if parent is None or not parent.parent_id or parent.num_children != 1:
             continue
-        if view.lock_ref == parent.lock_ref and view.state == parent.state and not view.gate and not parent.gate:
+        same = (view.lock_ref, view.state, view.timed) == (parent.lock_ref, parent.state, parent.timed)
+        if same and not view.gate and not parent.gate:
             problems.append(
                 f"I8: node {view.node_id} is an only child and differs in nothing from its parent {parent.node_id}"
             )

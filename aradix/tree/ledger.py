@@ -14,7 +14,7 @@ import numpy as np
 
 from aradix.events import BlockRemoved, BlockStored, KVCacheEvent
 from aradix.keys import TOKEN_BYTES, Namespace, extend_hash_chain
-from aradix.policies import LRU, EvictionPolicy, state_reader
+from aradix.policies import LRU, EvictionPolicy, looks_at_priority, state_reader
 from aradix.tree.evictable import EvictableIndex
 from aradix.tree.node import TreeNode, newest_ready
 from aradix.tree.protocol import Freed, Ready, Slots
@@ -48,6 +48,7 @@ class Ledger:
         self._page_bytes = page_size * item_bytes
         self._policy: EvictionPolicy = policy or LRU()
         self._state_of = state_reader(self._policy)
+        self._has_priorities = looks_at_priority(self._policy)
         self._whole_nodes = evict_unit == "node"
         self.merges = not self._whole_nodes
         self._events: list[KVCacheEvent] | None = [] if record_events else None
@@ -58,6 +59,8 @@ class Ledger:
         self._nodes: dict[int, TreeNode] = {}
         self._shares = SharedIndex(shares) if shares else None
         self._evictable = EvictableIndex() if self._shares is None else self._shares
+
+        self._timed = EvictableIndex()  # whatever has a priority for a time, by when that ends
 
     # ---- making and unmaking nodes ----
 
@@ -89,6 +92,8 @@ class Ledger:
         head = child.split_head(self._new_id(), size, size // self._item_bytes, self._page_bytes)
         self._nodes[head.node_id] = head
         self.num_nodes += not head.detached
+        if head.timed is not None:
+            self._timed.put(head, head.timed[0])
         self._refile(child)  # it is smaller now, which a policy may look at
         return head
 
@@ -102,6 +107,7 @@ class Ledger:
 
     def _remove_leaf(self, leaf: TreeNode, merge: bool = True) -> None:
         self._evictable.discard(leaf)
+        self._untime(leaf)
         self.evictable_tokens -= leaf.num_tokens
         if self._shares is not None:
             self._shares.cached(leaf.namespace, -leaf.num_tokens)
@@ -182,6 +188,21 @@ class Ledger:
             node = above
         return freed
 
+    # ---- priorities ----
+
+    def _set_priority(self, node: TreeNode, priority: int, expires: int) -> None:
+        before = node.priority if node.timed is None else node.timed[1]
+        self._untime(node)
+        node.priority = priority
+        if expires:
+            node.timed = expires, before
+            self._timed.put(node, expires)
+
+    def _untime(self, node: TreeNode) -> None:
+        if node.timed is not None:
+            node.timed = None
+            self._timed.discard(node)
+
     # ---- what the policy ranks ----
 
     def _touch(self, bottom: TreeNode) -> tuple[Ready, ...]:
@@ -250,13 +271,17 @@ class Ledger:
     def _try_merge(self, parent: TreeNode) -> bool:
         """Merge an only child into its parent, if lock_ref and the policy's state are equal and neither has a gate."""
         (child,) = parent.children.values()
-        if parent.lock_ref != child.lock_ref or parent.gate or child.gate:
+        if parent.lock_ref != child.lock_ref or parent.gate or child.gate or parent.timed != child.timed:
             return False
         if not self._are_equal(parent, child):
             return False
         del self._nodes[parent.node_id]
         self._evictable.discard(child)
+        if child.timed is not None:
+            self._timed.discard(child)
         parent.absorb_child(child)
+        if parent.timed is not None:
+            self._timed.put(parent, parent.timed[0])
         self._nodes[parent.node_id] = parent
         self.num_nodes -= 1
         self._refile(parent)

@@ -32,7 +32,8 @@ class TreeNode:
     """One edge of the tree, ending at `depth` bytes of key from the root.
 
     Tokens and slots are growable buffers, so that extending a leaf costs what is added. `order` is unique and settles
-    ties; `node_id` changes when the tail is trimmed, so that a handle to what is gone cannot be used.
+    ties; `node_id` changes when the tail is trimmed, so that a handle to what is gone cannot be used. A priority that
+    is given for a time has in `timed` when that ends, and the priority after it.
     """
 
     __slots__ = (
@@ -53,6 +54,7 @@ class TreeNode:
         "ready",
         "slots",
         "streams",
+        "timed",
         "tokens",
     )
 
@@ -74,6 +76,7 @@ class TreeNode:
         self.created = 0
         self.hit_count = 0
         self.priority = 0
+        self.timed: tuple[int, int] | None = None
         self.ready: tuple[Ready, ...] = ()
         self.streams: frozenset[Hashable] = frozenset()
         self.hashes: list[bytes] | None = None
@@ -98,7 +101,7 @@ class TreeNode:
         )
         head.lock_ref, head.detached = self.lock_ref, self.detached
         head.last_access, head.created = self.last_access, self.created
-        head.hit_count, head.priority = self.hit_count, self.priority
+        head.hit_count, head.priority, head.timed = self.hit_count, self.priority, self.timed
         head.ready, head.streams = self.ready, self.streams
         if self.hashes is not None:
             num_pages = size // page_bytes

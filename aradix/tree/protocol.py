@@ -120,7 +120,10 @@ class Closed(NamedTuple):
 
 
 class NodeView(NamedTuple):
-    """One node as `walk` shows it; `tokens` are raw int32 bytes. A root has `parent_id` 0 and no tokens."""
+    """One node as `walk` shows it; `tokens` are raw int32 bytes. A root has `parent_id` 0 and no tokens.
+
+    `timed` tells of a priority that was given for a time when that ends, and the priority after it.
+    """
 
     node_id: int
     parent_id: int
@@ -140,6 +143,7 @@ class NodeView(NamedTuple):
     indexed: bool
     state: Any
     hashes: list[bytes] | None
+    timed: tuple[int, int] | None
 
 
 class ShareView(NamedTuple):
@@ -228,6 +232,17 @@ class TreeCore(Protocol):
 
     def mark_streams(self, node_id: int, streams: frozenset[Hashable]) -> None:
         """Name streams that touched the slots of a path."""
+
+    def prioritize(self, node_id: int, start: int, stop: int, priority: int, expires: int) -> None:
+        """Give the tokens from `start` to `stop` (whole pages) of the path to a pinned node a priority of their own.
+
+        It stands in place of the highest one among the inserts, which still is counted and takes over at the time
+        `expires`; 0 is never, and then a later insert of a higher priority raises it. Never on a detached node.
+        Nothing happens under a policy that is known not to look at priorities.
+        """
+
+    def decay(self, now: int) -> None:
+        """End the priorities whose time is up, on the clock of `expires`."""
 
     def slots_of(self, ref: NodeRef, start: int = 0) -> Slots:
         """The slots of a path from token `start` to the place: a copy. KeyError if the place is no more."""

@@ -190,7 +190,10 @@ class RadixTree(Ledger):
             node.priority = priority
         above = node.parent if held < stop else node
         while above is not None:
-            above.priority = max(above.priority, priority)
+            if above.timed is None:
+                above.priority = max(above.priority, priority)
+            else:
+                above.timed = above.timed[0], max(above.timed[1], priority)
             above = above.parent
         self._touch(node)
         item = self._item_bytes
@@ -249,6 +252,38 @@ class RadixTree(Ledger):
             node.streams |= streams
             node = node.parent
 
+    def prioritize(self, node_id: int, start: int, stop: int, priority: int, expires: int) -> None:
+        bottom = self._nodes[node_id]
+        if not self._has_priorities:
+            return
+        first, last = start * self._item_bytes, stop * self._item_bytes
+        node = bottom
+        while node.parent is not None and node.depth > first:
+            begin = node.depth - len(node.tokens)
+            if begin < last < node.depth:
+                node = self._split(node, last - begin)
+                continue
+            if begin < first:
+                self._split(node, first - begin)
+            if node.depth <= last:
+                self._set_priority(node, priority, expires)
+            assert node.parent is not None
+            node = node.parent
+        self._refile(bottom)
+        self._merge_path(bottom)
+
+    def decay(self, now: int) -> None:
+        while (node := self._timed.least()) is not None and node.timed is not None and node.timed[0] <= now:
+            node.priority = node.timed[1]
+            self._untime(node)
+            self._refile(node)
+            if not self.merges:
+                continue
+            if len(node.children) == 1:
+                self._try_merge(node)
+            if node.parent is not None and node.parent.parent is not None and len(node.parent.children) == 1:
+                self._try_merge(node.parent)
+
     # ---- shrinking ----
 
     def evict(
@@ -302,6 +337,7 @@ class RadixTree(Ledger):
             else:
                 self.num_nodes -= 1
                 self._evictable.discard(node)
+                self._untime(node)
                 if namespace is not None:
                     self._record_removed(node, 0)
             node.detached = True
@@ -444,4 +480,5 @@ class RadixTree(Ledger):
                     indexed=node in self._evictable,
                     state=self._state(node),
                     hashes=node.hashes,
+                    timed=node.timed,
                 )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from aradix.keys import TOKEN_BYTES
-from aradix.policies import FIFO, FILO, LFU, LRU, MRU, SLRU, EvictionPolicy, Priority
+from aradix.policies import FIFO, FILO, LFU, LRU, MRU, SLRU, EvictionPolicy, Priority, looks_at_priority
 from aradix.tree.cpp_radix_tree._core import Tree
 from aradix.tree.evictable import EvictableIndex
 
@@ -62,6 +62,7 @@ class CppRadixTree(Tree):
             item_bytes=item_bytes,
             whole_nodes=evict_unit == "node",
             record_events=record_events,
+            has_priorities=looks_at_priority(chosen),
             policy=known,
             protected_from=chosen.protected_from if isinstance(chosen, SLRU) else 0,
             user_policy=chosen,

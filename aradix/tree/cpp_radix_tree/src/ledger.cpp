@@ -18,7 +18,7 @@ Ledger::Ledger(const Settings &settings, Policy policy, int64_t protected_from, 
     : page_size_(settings.page_size), item_bytes_(settings.item_bytes),
       page_bytes_(settings.page_size * settings.item_bytes),
       item_shift_(std::countr_zero(settings.item_bytes)), whole_nodes_(settings.whole_nodes),
-      records_events_(settings.record_events), shares_(records_, shares),
+      records_events_(settings.record_events), has_priorities_(settings.has_priorities), shares_(records_, shares),
       ranking_(records_, nodes_, shares_, policy, protected_from, std::move(user), settings.item_bytes,
                !settings.whole_nodes),
       seed_(secret()) {}
@@ -161,6 +161,10 @@ Handle Ledger::split(Handle tail_handle, size_t size) {
     link(handle, tail_handle);
     ids_.insert(id_hash(head.id), handle);
     num_nodes += !head.detached;
+    if (tail.timed) {
+        head.timed = true;
+        timed_.put(handle, Timed(timed_.of(tail_handle)), head.order);
+    }
     refile(tail_handle);  // it is smaller now, which a policy may look at
     return handle;
 }
@@ -231,6 +235,7 @@ void Ledger::remove_leaf(Handle leaf, bool merge) {
     ranking_.discard(leaf);
     evictable_tokens -= num_tokens(at(leaf));
     shares_.add_cached(at(leaf).share, -num_tokens(at(leaf)));
+    untime(leaf);
     --num_nodes;
     Handle parent = at(leaf).parent;
     unlink(leaf);
@@ -378,8 +383,9 @@ bool Ledger::try_merge(Handle parent_handle) {
     Node &parent = at(parent_handle), &child = at(handle);
     if (parent.lock_ref != child.lock_ref || parent.gate != kOpen || child.gate != kOpen)
         return false;
-    if (!ranking_.same_state(parent_handle, handle))
+    if (!same_time(parent_handle, handle) || !ranking_.same_state(parent_handle, handle))
         return false;
+    untime(parent_handle);
     nb::object ready = records_.newest_ready(parent.ready, child.ready);
     nb::object streams = joined_streams(parent.streams, child.streams);
     ranking_.discard(handle);

@@ -26,12 +26,13 @@ Policy policy_named(const std::string &name) {
 }
 
 void make_tree(Tree *tree, size_t page_size, size_t item_bytes, bool whole_nodes, bool record_events,
-               const std::string &policy, int64_t protected_from, nb::object user_policy, nb::object state,
-               nb::object indexes, nb::object leaf, nb::object shares) {
+               bool has_priorities, const std::string &policy, int64_t protected_from, nb::object user_policy,
+               nb::object state, nb::object indexes, nb::object leaf, nb::object shares) {
     if (page_size == 0 || page_size > (size_t{1} << 32) || (item_bytes != 4 && item_bytes != 8))
         throw nb::value_error("page_size must be at least 1, item_bytes 4 or 8");
-    new (tree) Tree(aradix::Settings{page_size, item_bytes, whole_nodes, record_events}, policy_named(policy),
-                    protected_from, aradix::UserPolicy{user_policy, state, indexes, leaf}, shares);
+    new (tree) Tree(aradix::Settings{page_size, item_bytes, whole_nodes, record_events, has_priorities},
+                    policy_named(policy), protected_from, aradix::UserPolicy{user_policy, state, indexes, leaf},
+                    shares);
 }
 
 int traverse_tree(PyObject *self, visitproc visit, void *arg) {
@@ -80,6 +81,7 @@ NB_MODULE(_core, module) {
 
     nb::class_<Tree>(module, "Tree", nb::type_slots(tree_slots))
         .def("__init__", &make_tree, nb::kw_only(), "page_size"_a, "item_bytes"_a, "whole_nodes"_a, "record_events"_a,
+             "has_priorities"_a,
              "policy"_a, "protected_from"_a, "user_policy"_a.none(), "state"_a.none(), "indexes"_a.none(),
              "leaf"_a.none(), "shares"_a)
         .def_prop_ro("page_size", [](const Tree &tree) { return tree.page_size(); })
@@ -102,6 +104,8 @@ NB_MODULE(_core, module) {
         .def("unpin", &Tree::unpin, "node_id"_a, nb::kw_only(), "touch"_a = true)
         .def("record_hit", &Tree::record_hit, "node_id"_a)
         .def("mark_streams", &Tree::mark_streams, "node_id"_a, "streams"_a)
+        .def("prioritize", &Tree::prioritize, "node_id"_a, "start"_a, "stop"_a, "priority"_a, "expires"_a)
+        .def("decay", &Tree::decay, "now"_a)
         .def("slots_of", &Tree::slots_of, "ref"_a, "start"_a = 0)
         .def("is_detached", &Tree::is_detached, "node_id"_a)
         .def("lock_ref", &Tree::lock_ref, "node_id"_a)

@@ -145,7 +145,7 @@ Tree::Grown Tree::grow(Handle origin, const Key &key, const Slots &slots, size_t
         note_marks(ready);
     }
     for (; above != kNone; above = at(above).parent)
-        at(above).priority = std::max(at(above).priority, priority);
+        raise_priority(above, priority);
     touch(grown.node);
     return grown;
 }
@@ -291,6 +291,7 @@ nb::object Tree::detach(nb::handle name_space) {
         } else {
             --num_nodes;
             ranking_.discard(handle);
+            untime(handle);
             if (!name_space.is_none())
                 record_removed(node, 0);
         }
@@ -473,7 +474,8 @@ nb::object Tree::view(Handle handle, const nb::object &name_space) {
         slots_copy(node, 0), integer(node.lock_ref), records_.gates[node.gate], nb::bool_(node.detached),
         integer(node.hit_count), integer(node.priority), integer(node.last_access), integer(node.created),
         integer(node.num_children), nb::bool_(ranking_.is_filed(handle)), ranking_.state(handle),
-        records_events_ && node.parent != kNone ? digest_list(node.hashes, 0) : nb::none());
+        records_events_ && node.parent != kNone ? digest_list(node.hashes, 0) : nb::none(),
+        node.timed ? nb::object(nb::make_tuple(timed_.of(handle).expires, timed_.of(handle).after)) : nb::none());
 }
 
 }  // namespace aradix

@@ -18,6 +18,8 @@ public:
     nb::object unpin(int64_t node_id, bool touch);
     void record_hit(int64_t node_id);
     void mark_streams(int64_t node_id, nb::handle streams);
+    void prioritize(int64_t node_id, int64_t start, int64_t stop, nb::handle priority, int64_t expires);
+    void decay(int64_t now);
 
     nb::object evict(nb::handle num_tokens, nb::handle name_space, nb::handle demand, bool only_excess);
     nb::object detach(nb::handle name_space);
