@@ -10,7 +10,10 @@ import msgspec
 
 from aradix.keys import Namespace
 
-__all__ = ["AllBlocksCleared", "BlockRemoved", "BlockStored", "KVCacheEvent"]
+__all__ = ["DEVICE_MEDIUM", "HOST_MEDIUM", "AllBlocksCleared", "BlockRemoved", "BlockStored", "KVCacheEvent"]
+
+DEVICE_MEDIUM = "GPU"
+HOST_MEDIUM = "CPU"
 
 
 class BlockStored(msgspec.Struct, frozen=True, tag=True):
@@ -22,7 +25,7 @@ class BlockStored(msgspec.Struct, frozen=True, tag=True):
         token_ids: of all the pages, flat (for bigram keys: the first token of each pair, then the last pair's second).
         block_size: tokens a page.
         namespace: they were cached in.
-        medium: the tier, `"GPU"` for the device.
+        medium: the tier: `DEVICE_MEDIUM`, or `HOST_MEDIUM` once a copy to the host is complete.
     """
 
     block_hashes: list[bytes]
@@ -30,14 +33,14 @@ class BlockStored(msgspec.Struct, frozen=True, tag=True):
     token_ids: list[int]
     block_size: int
     namespace: Namespace
-    medium: str = "GPU"
+    medium: str = DEVICE_MEDIUM
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, tag=True):
     """Pages that are gone from a medium, the deepest last."""
 
     block_hashes: list[bytes]
-    medium: str = "GPU"
+    medium: str = DEVICE_MEDIUM
 
 
 class AllBlocksCleared(msgspec.Struct, frozen=True, tag=True):

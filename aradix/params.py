@@ -218,8 +218,7 @@ class InsertParams:
     priority: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class InsertResult:
+class InsertResult(NamedTuple):
     """What an insert or a commit did.
 
     Args:

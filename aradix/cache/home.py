@@ -36,6 +36,13 @@ class Home:
             self._current, self._call_soon = asyncio.get_running_loop, token.call_soon_threadsafe
             self._call_next = token.call_soon
 
+    def is_here(self) -> bool:
+        """Whether the caller runs on this very loop, and so on its thread."""
+        try:
+            return self._current() is self._token
+        except RuntimeError:
+            return False
+
     def is_this_thread(self) -> bool:
         """Whether the caller runs on the home thread."""
         return threading.get_ident() == self._thread
@@ -51,11 +58,11 @@ class Home:
                 f"called from thread {threading.current_thread().name!r}, but the cache was opened on another thread; "
                 "only SlotAllocator.retire() and the completion of a fence may come from elsewhere"
             )
-        try:
-            here = self._current()
-        except RuntimeError:
-            here = None
-        if here is not self._token:
+        if not self.is_here():
+            try:
+                here = self._current()
+            except RuntimeError:
+                here = None
             raise WrongLoopError(
                 f"called from {here or 'outside any event loop'}, but the cache was opened on {self._token}"
             )

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from anyio.abc import TaskGroup
 
 from aradix.cache.base_prefix_cache import BasePrefixCache
+from aradix.cache.calls import Calls
 from aradix.cache.lease import count_of
 from aradix.cache.leases import Leases
 from aradix.cache.locks import Gates
@@ -26,6 +27,7 @@ __all__ = ["KeepingCalls"]
 class KeepingCalls(BasePrefixCache):
     """A part of `RadixCache`, which makes what is declared here."""
 
+    _calls: Calls
     _core: TreeCore
     _leases: Leases
     _pool: SlotPool
@@ -34,20 +36,8 @@ class KeepingCalls(BasePrefixCache):
     _task_group: TaskGroup | None
 
     @abc.abstractmethod
-    def _begin(self) -> None:
-        """The first line of every public call."""
-
-    @abc.abstractmethod
     async def _take_turn(self) -> None:
         """The first line of a call that can wait."""
-
-    @abc.abstractmethod
-    def _begin_open(self) -> None:
-        """The same, for a call that needs an open cache."""
-
-    @abc.abstractmethod
-    def _begin_release(self) -> None:
-        """The first line of a call that gives something back."""
 
     @abc.abstractmethod
     def _view(self, key: RadixKey) -> RadixKey:
@@ -56,7 +46,7 @@ class KeepingCalls(BasePrefixCache):
     # ---- pins ----
 
     def pin(self, key: RadixKey, *, ttl: float | None = None, budget: int | None = None) -> Pin:
-        self._begin_open()
+        self._calls.begin_open()
         view = self._view(key)
         if ttl is not None and (
             isinstance(ttl, bool) or not isinstance(ttl, int | float) or not ttl > 0 or math.isinf(ttl)
@@ -66,15 +56,17 @@ class KeepingCalls(BasePrefixCache):
         if pins.expire():  # they stand in nobody's budget any more
             self._leases.changed()
         pin = pins.add(view, ttl, None if budget is None else count_of("budget", budget))
-        if ttl is not None and pin.num_tokens and not pins.is_watched:
-            assert self._task_group is not None
-            pins.is_watched = True
-            self._task_group.start_soon(pins.watch, name="aradix pins")
+        if ttl is not None:
+            self._pressure.is_timed = True
+            if pin.num_tokens and not pins.is_watched:
+                assert self._task_group is not None
+                pins.is_watched = True
+                self._task_group.start_soon(pins.watch, name="aradix pins")
         self._leases.changed()
         return pin
 
     def _release_pin(self, step: Callable[[], None]) -> None:
-        self._begin_release()
+        self._calls.begin_release()
         step()
         self._leases.changed()
 
@@ -114,5 +106,5 @@ class KeepingCalls(BasePrefixCache):
         return lambda known: all(known[place] == wanted[place] for place in places)
 
     def tenant_stats(self) -> dict[str | int | None, TenantStats]:
-        self._begin()
+        self._calls.begin()
         return self._leases.tenants.stats()

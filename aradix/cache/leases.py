@@ -7,13 +7,12 @@ serve a waiter at once. No step waits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import count
 from types import CodeType
 from typing import Any
 
-import numpy as np
 import torch
 
+from aradix.cache.calls import Calls, closed_error
 from aradix.cache.hold import Hold
 from aradix.cache.locks import Gates
 from aradix.cache.low_level import LowLevelPins
@@ -21,17 +20,14 @@ from aradix.cache.pins import Pins
 from aradix.cache.pool import SlotPool
 from aradix.cache.pressure import Pressure
 from aradix.cache.tenants import Tenants
-from aradix.errors import AradixError, CacheClosedError, LeaseReleasedError
+from aradix.errors import AradixError, LeaseReleasedError
 from aradix.keys import RadixKey
 from aradix.params import CacheInitParams, InsertResult, NodeRef
 from aradix.tree.protocol import Freed, Ready, TreeCore
 
-__all__ = ["Leases", "Passage", "closed_error"]
+__all__ = ["Leases", "Passage"]
 
-
-def closed_error() -> CacheClosedError:
-    """The error of a call that needs an open cache."""
-    return CacheClosedError("the cache is closed; leases that are held stay usable until they are released")
+_NO_DUPLICATES = torch.empty(0, dtype=torch.int64)
 
 
 class Passage:
@@ -49,19 +45,13 @@ class Leases:
     Args:
         params: of the cache.
         core: its tree.
+        calls: told what could not be raised; knows whether the cache is closed.
         on_low: called when the pool fell below the low watermark.
-        fail: called with what could not be raised.
     """
 
-    def __init__(
-        self,
-        params: CacheInitParams,
-        core: TreeCore,
-        on_low: Callable[[], None],
-        fail: Callable[[BaseException], None],
-    ) -> None:
+    def __init__(self, params: CacheInitParams, core: TreeCore, calls: Calls, on_low: Callable[[], None]) -> None:
         self.holds: dict[int, Hold] = {}
-        self.pool = SlotPool(params.allocator, params.streams, fail)
+        self.pool = SlotPool(params.allocator, params.streams, calls.fail)
         self.pressure = Pressure(core, self.pool, self, self.holds)
         self.pins = Pins(core, params.clock, params.pin_tokens(), self.pool.give_back_all)
         self.pins.changed = self.changed
@@ -70,18 +60,19 @@ class Leases:
         self.tenants = Tenants(core)
         self.passing: set[Hold | Passage] = set()
         """Let in by a gate in the step that opened it, and not awake yet: pinned, and neither held nor queued."""
-        self.closed = False
         self.num_queries = 0
         self.num_query_tokens = 0
         self.num_hit_tokens = 0
         self.num_evicted = 0
         self.num_resumes = 0
         self._params = params
+        self._page_size = params.page_size
+        self._is_disabled = params.disable
         self._core = core
         self._on_low = on_low
-        self._fail = fail
+        self._calls = calls
         self._low_slots = int(params.low_watermark * params.allocator.num_slots)
-        self._orders = count(1)
+        self._num_opened = 0
 
     def new(
         self,
@@ -93,28 +84,30 @@ class Leases:
         resume: bool,
         stream: Any,
         opened_in: CodeType,
-        opened_at: int,
+        opened_near: int,
     ) -> Hold:
-        """A hold on nothing yet."""
+        """A hold on nothing yet; `opened_near` is the last instruction of the code that opened it."""
+        self._num_opened += 1
         hold = Hold(
-            next(self._orders),
+            self._num_opened,
             view,
             given,
-            limit=limit,
-            priority=priority,
-            store=store and not self._params.disable,
-            resume=resume,
-            stream=stream,
-            opened_in=opened_in,
-            opened_at=opened_at,
+            limit,
+            priority,
+            store and not self._params.disable,
+            resume,
+            stream,
+            opened_in,
+            opened_near,
+            self._params.clock(),
         )
-        hold.opened_when = self._params.clock()
-        hold.account = self.tenants.account_of(view.namespace)
+        if self.tenants:
+            hold.account = self.tenants.account_of(view.namespace)
         return hold
 
     def rematch(self, hold: Hold) -> bool:
         """Match and pin a key in one step, letting go of an earlier match; False where a gate stands in the way."""
-        if self._params.disable:
+        if self._is_disabled:
             return True
         match = self._core.match(hold.key, limit=hold.limit, pin=True)
         if match.gate:
@@ -171,7 +164,7 @@ class Leases:
 
     async def _wait_in_line(self, step: Callable[[], bool], undo: Callable[[], None]) -> None:
         await self.gates.wait_in_line(step, undo)
-        if self.closed:  # in the very moment in which the gate let it pass
+        if self._calls.closed:  # in the very moment in which the gate let it pass
             undo()
             raise closed_error()
 
@@ -194,7 +187,7 @@ class Leases:
         self.num_query_tokens += len(hold.given)
         self.num_hit_tokens += hold.num_matched
         if hold.account is not None:
-            hold.account.count_query(len(hold.given), hold.num_matched)
+            hold.account.count_query(hold.given.num_items, hold.num_matched)
         if hold.num_matched and hold.node_id:
             self._core.record_hit(hold.node_id)
 
@@ -211,45 +204,45 @@ class Leases:
 
     def enter(self, hold: Hold) -> None:
         """From now on the hold is a lease that somebody has."""
-        hold.entered = True
+        hold.entered = hold.held = True
         self.holds[hold.order] = hold
 
     def commit(self, hold: Hold, given: RadixKey, view: RadixKey) -> InsertResult:
         """Publish the whole pages of a key that was checked already."""
-        self.count_query(hold)
+        if not hold.counted:
+            self.count_query(hold)
         start = hold.published
-        hold.committed = len(view)
-        page_size = self._params.page_size
-        num_pages_tokens = len(view) // page_size * page_size
-        publishes = hold.store and not self.closed and num_pages_tokens > start
-        if not publishes or self._core.is_detached(hold.node_id):
-            self._note_key(hold, given, view)
-            return InsertResult(start, hold.ref, torch.empty(0, dtype=torch.int64), 0, (start, start))
-        ready = self.record_ready(hold.touching(self.pool.streams))
-        slots = np.frombuffer(hold.own, np.int64)[: num_pages_tokens - start].copy()
-        done = self._core.extend(hold.node_id, view, slots, priority=hold.priority, ready=ready)
-        self._note_key(hold, given, view)
-        hold.node_id, hold.published = done.node_id, done.end
-        hold.take_front(done.end - start)
-        duplicates = slots[: done.prefix_len - start]
-        self.pool.give_back(duplicates, hold.touching(self.pool.streams))
+        hold.committed = num_tokens = view.num_items
+        num_pages_tokens = num_tokens - num_tokens % self._page_size
+        streams: tuple[Any, ...] = ()
+        done = None
+        if hold.store and num_pages_tokens > start and not self._calls.closed:
+            streams = hold.touching(self.pool.streams)
+            ready = self.record_ready(streams) if streams else ()
+            done = self._core.extend(hold.node_id, view, hold.own, priority=hold.priority, ready=ready)
+        if num_tokens > hold.key.num_items:  # the longest key so far stands for the lease
+            hold.key, hold.given = view, given
+        if done is None:
+            return InsertResult(start, hold.ref, _NO_DUPLICATES, 0, (start, start))
+        held, end = done.prefix_len, done.end
+        hold.node_id, hold.published = done.node_id, end
+        duplicates = _NO_DUPLICATES
+        if held > start:
+            duplicates = torch.from_numpy(hold.own[: held - start].copy())
+        hold.take_front(end - start)
+        if held > start:
+            self.pool.give_back(duplicates.numpy(), streams)
         self.changed()
         if done.ready and hold.stream is not None:
             self.order_after((hold.stream,), done.ready)
-        return InsertResult(
-            done.prefix_len,
-            hold.ref,
-            torch.from_numpy(duplicates),
-            done.end - done.prefix_len,
-            (start, done.prefix_len),
-        )
+        return InsertResult(held, done.last, duplicates, end - held, (start, held))
 
     def record_ready(self, streams: tuple[Any, ...]) -> tuple[Ready, ...]:
         """Events behind what is being written; a stream that cannot tell ends the cache."""
         try:
             return self.pool.ready_after(streams)
         except AradixError as error:
-            self._fail(error)
+            self._calls.fail(error)
             raise
 
     def order_after(self, streams: tuple[Any, ...], ready: tuple[Ready, ...]) -> None:
@@ -258,14 +251,8 @@ class Leases:
             for stream in streams:
                 self.pool.order_after(stream, ready)
         except AradixError as error:
-            self._fail(error)
+            self._calls.fail(error)
             raise
-
-    @staticmethod
-    def _note_key(hold: Hold, given: RadixKey, view: RadixKey) -> None:
-        """The longest key so far stands for the lease."""
-        if len(view) > len(hold.key):
-            hold.key, hold.given = view, given
 
     def truncate(self, hold: Hold, num_tokens: int) -> None:
         """Give back the slots beyond so many tokens."""
@@ -278,10 +265,18 @@ class Leases:
         self.pool.give_back(freed, hold.touching(self.pool.streams))
         self.changed()
 
-    def fork(self, hold: Hold, opened_in: CodeType, opened_at: int) -> Hold:
+    def fork(self, hold: Hold, opened_in: CodeType, opened_near: int) -> Hold:
         """A second hold, entered, on what the first has matched and published."""
         twin = self.new(
-            hold.key, hold.given, hold.limit, hold.priority, hold.store, hold.resume, hold.stream, opened_in, opened_at
+            hold.key,
+            hold.given,
+            hold.limit,
+            hold.priority,
+            hold.store,
+            hold.resume,
+            hold.stream,
+            opened_in,
+            opened_near,
         )
         twin.node_id = self._core.pin(NodeRef(hold.node_id, hold.published)) if hold.node_id else 0
         twin.num_matched = twin.published = twin.committed = hold.published
@@ -294,6 +289,7 @@ class Leases:
         if hold.released:
             return
         hold.released = True
+        hold.held = False
         self.holds.pop(hold.order, None)
         if hold.waiting:
             self.pressure.drop(
@@ -302,28 +298,37 @@ class Leases:
         streams = hold.touching(self.pool.streams)
         freed: list[Freed] = []
         if hold.node_id:
-            extra = frozenset(stream for stream in streams if stream not in self.pool.streams)
-            if extra:
+            if streams and (extra := frozenset(stream for stream in streams if stream not in self.pool.streams)):
                 self._core.mark_streams(hold.node_id, extra)
             freed = self._core.unpin(hold.node_id)
             hold.node_id = 0
-        own = hold.cut(0, self._params.page_size)
-        self.pool.give_back_all(freed)
-        self.pool.give_back(own, streams)
+        own = hold.cut(0, self._page_size)
+        if freed:
+            self.pool.give_back_all(freed)
+        if len(own):
+            self.pool.give_back(own, streams)
         self.changed()
 
     def changed(self) -> None:
         """Slots came back or became evictable: see whether somebody, or the background evictor, waits for that."""
-        if self.closed:
+        if self._calls.closed:
             return
-        if len(self.pressure) or self.gates:
-            self.pressure.changed()
-        self.after_take()
+        pressure = self.pressure
+        if pressure.growth or pressure.admission or self.gates.standing:
+            pressure.changed()
+        if self._low_slots:
+            self.after_take()
 
     def after_take(self) -> None:
         """Slots were taken: tell if the pool is below its low watermark, and something can be done about it."""
-        if self._low_slots and self.pool.num_coming < self._low_slots and self._core.evictable_tokens:
+        if self.pool.num_coming < self._low_slots and self._core.evictable_tokens:
             self._on_low()
+
+    def note_taken(self, num_evicted: int) -> None:
+        """Slots were taken, for which so many tokens were evicted in the same call."""
+        self.num_evicted += num_evicted
+        if self._low_slots:
+            self.after_take()
 
     def evict_slots(self, num_slots: int, only_excess: bool = False) -> int:
         """Evict so many tokens, or all there are, into the allocator; how many it were.
@@ -334,7 +339,7 @@ class Leases:
         return self._evicted(self._core.evict(num_slots, only_excess=only_excess))
 
     def end_expired(self) -> None:
-        """What was kept for a time that is up can be evicted."""
+        """What was kept, or ranked higher, for a time that is up is not any more."""
         if self.pins.expire():
             self.pressure.note_change()
 

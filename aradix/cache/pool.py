@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aradix.errors import AradixError, ConfigError, TransferError, UsageError
-from aradix.tree.protocol import Freed, Ready, Slots
+from aradix.tree.protocol import Freed, Ready, Slots, TreeCore
 
 if TYPE_CHECKING:
     from aradix.memory.allocator import SlotAllocator
@@ -54,7 +54,7 @@ class SlotPool:
     @property
     def capacity(self) -> int:
         """The most slots that one request can ever hold."""
-        return self.allocator.num_slots - self.allocator.quarantined_size()
+        return self.allocator.usable_size()
 
     @property
     def num_coming(self) -> int:
@@ -74,6 +74,16 @@ class SlotPool:
         if slots is not None:
             self.num_held += num_slots
         return slots
+
+    def take_from(self, core: TreeCore, num_slots: int) -> tuple[Slots, int] | None:
+        """So many slots, those that are short out of a compiled tree in the same call, and how many those are.
+
+        `None`, and then nothing was changed, where that cannot be: something is fenced, or there are too few.
+        """
+        taken = self.allocator.alloc_held_from(core, num_slots)
+        if taken is not None:
+            self.num_held += num_slots - taken[1]
+        return taken
 
     def adopt(self, slots: Slots) -> None:
         """Take over slots that a caller was handed out. UsageError if they are not his to give."""
@@ -106,8 +116,8 @@ class SlotPool:
     def give_back_all(self, freed: Iterable[Freed]) -> int:
         """Retire what the tree let go, one batch for each set of streams; how many slots come back."""
         batches: dict[frozenset[Hashable], list[Slots]] = {}
-        for slots, streams in freed:
-            batches.setdefault(streams, []).append(slots)
+        for one in freed:
+            batches.setdefault(one.streams, []).append(one.slots)
         total = 0
         for streams, parts in batches.items():
             slots = np.concatenate(parts) if len(parts) > 1 else parts[0]

@@ -16,17 +16,14 @@ from collections.abc import Callable
 from typing import Protocol
 
 import anyio
-import numpy as np
 
-from aradix.cache.hold import Hold
+from aradix.cache.hold import NO_SLOTS, Hold
 from aradix.cache.pins import Pins
 from aradix.cache.pool import SlotPool
 from aradix.errors import RequestTooLargeError, RetractError
 from aradix.tree.protocol import Slots, TreeCore
 
 __all__ = ["Admissions", "Pressure", "SlotWaiter"]
-
-_NO_SLOTS: Slots = np.empty(0, np.int64)
 
 
 class SlotWaiter:
@@ -86,10 +83,13 @@ class Admissions(Protocol):
         """What is kept idle; `Pins` says how."""
 
     def end_expired(self) -> None:
-        """Let go of what was kept for a time that is up."""
+        """Let go of what was kept, or ranked higher, for a time that is up."""
 
     def evict_for(self, hold: Hold, num_slots: int, demand: int) -> int:
         """Evict so many tokens into the allocator, for a lease that demands so many in all."""
+
+    def note_taken(self, num_evicted: int) -> None:
+        """Slots were taken, for which so many tokens were evicted in the same call."""
 
     def others_can_release(self) -> bool:
         """Whether slots are pinned or held by something that is not an entered lease."""
@@ -106,12 +106,15 @@ class Pressure:
         self.admission: list[SlotWaiter] = []
         self.num_waits = 0
         self.num_retracts = 0
+        self.is_timed = False
+        """Whether anything was ever kept, or ranked higher, for a time."""
         self.on_change: Callable[[], None] = lambda: None
         self._core = core
         self._pool = pool
         self._cache = cache
         self._holds = holds
         self._page_size = core.page_size
+        self._takes_from_core = core.name == "cpp" and not pool.streams
         self._busy = False
         self._again = False
 
@@ -127,12 +130,18 @@ class Pressure:
         they are then on their way.
         """
         if num_slots == 0:
-            return _NO_SLOTS
+            return NO_SLOTS
+        if self.is_timed and num_slots > self._pool.num_coming:
+            self._cache.end_expired()
+        if hold.stream is None and self._takes_from_core and hold.account is None:
+            taken = self._pool.take_from(self._core, num_slots)
+            if taken is not None:
+                self._cache.note_taken(taken[1])
+                return taken[0]
         was_busy, self._busy = self._busy, True
         try:
             slots = self._pool.take(num_slots, hold.stream) if num_slots <= self._pool.num_coming else None
             if slots is None and (missing := num_slots - self._pool.num_coming) > 0:
-                self._cache.end_expired()
                 if missing > self._core.evictable_tokens:
                     return None
                 self._cache.evict_for(hold, missing, num_slots)
@@ -152,8 +161,10 @@ class Pressure:
         if slots is None:
             return False
         hold.add(slots, num_tokens)
-        self._cache.count_query(hold)
-        self._catch_up()
+        if not hold.counted:
+            self._cache.count_query(hold)
+        if self._again:
+            self._catch_up()
         return True
 
     def admit_now(self, hold: Hold, num_tokens: int) -> bool:
@@ -330,7 +341,7 @@ class Pressure:
             return False
         if self._cache.others_can_release():
             return False
-        return all(hold.waiting or not (hold.own or hold.published) for hold in self._holds.values())
+        return all(hold.waiting or not (hold.num_own_slots or hold.published) for hold in self._holds.values())
 
     def _num_missing(self, waiter: SlotWaiter) -> int:
         hold = waiter.hold

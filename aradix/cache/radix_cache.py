@@ -13,8 +13,6 @@ alone.
 from __future__ import annotations
 
 import sys
-import warnings
-from collections import deque
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -25,12 +23,12 @@ from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
 from aradix.cache.audit import audit_cache
+from aradix.cache.calls import Calls, closed_error
 from aradix.cache.evictor import Background
-from aradix.cache.hold import Hold
 from aradix.cache.home import Home
 from aradix.cache.keeping import KeepingCalls
 from aradix.cache.lease import Lease, count_of
-from aradix.cache.leases import Leases, Passage, closed_error
+from aradix.cache.leases import Leases, Passage
 from aradix.cache.locks import Exclusive, StandingGate
 from aradix.cache.low_level import value_array
 from aradix.cache.pressure import too_large
@@ -56,11 +54,6 @@ __all__ = ["RadixCache"]
 
 _Params = TypeVar("_Params", MatchPrefixParams, InsertParams, EvictParams)
 
-_FAIR_RUN = 128
-"""Calls in a row that may complete without letting other tasks run."""
-_LISTEN_FROM = _FAIR_RUN // 2
-"""From here on the cache listens whether the loop came round by itself."""
-
 
 class RadixCache(KeepingCalls):
     """The prefix cache. `BasePrefixCache` says what each call promises, `CacheInitParams` what can be set.
@@ -76,16 +69,22 @@ class RadixCache(KeepingCalls):
         if not isinstance(params, CacheInitParams):
             raise UsageError(f"RadixCache takes CacheInitParams(allocator=...), got {type(params).__name__}")
         self._params = params
+        self._item_bytes = BIGRAM_BYTES if params.is_eagle else TOKEN_BYTES
         self._core = make_core(
             params.tree_core,
             page_size=params.page_size,
-            item_bytes=BIGRAM_BYTES if params.is_eagle else TOKEN_BYTES,
+            item_bytes=self._item_bytes,
             policy=params.eviction_policy,
             evict_unit=params.evict_unit,
             record_events=params.enable_kv_cache_events,
             shares=params.shares(),
         )
-        self._leases = Leases(params, self._core, self._on_low, self._fail)
+        self._calls = Calls(
+            lambda: self._core.failure,
+            lambda hold: self._leases.release(hold),
+            never_fails=isinstance(params.eviction_policy, str),
+        )
+        self._leases = Leases(params, self._core, self._calls, self._on_low)
         self._holds = self._leases.holds
         self._pool = self._leases.pool
         self._pressure = self._leases.pressure
@@ -95,13 +94,8 @@ class RadixCache(KeepingCalls):
         self._leases.pins.on_release = self._release_pin
         self._home: Home | None = None
         self._task_group: TaskGroup | None = None
-        self._broken: str | None = None
-        self._policy_reported = False
-        self._dropped: deque[Hold] = deque()
-        self._run_length = 0
         self._wake_pending = False
         self._ended = False
-        self._background_is_over = False
         self._low_slots = int(params.low_watermark * params.allocator.num_slots)
         self._high_slots = int(params.high_watermark * params.allocator.num_slots)
 
@@ -115,6 +109,7 @@ class RadixCache(KeepingCalls):
         self._task_group = anyio.create_task_group()
         await self._task_group.__aenter__()
         self._background.start(self._task_group)
+        self._calls.open(self._home, self._background)
         self._unsubscribe = self._params.allocator.subscribe(self._on_slots)
         return self
 
@@ -127,13 +122,13 @@ class RadixCache(KeepingCalls):
         if self._ended:
             return None
         self._ended = True
-        if not self._leases.closed:
+        if not self._calls.closed:
             self._close()
         self._task_group.cancel_scope.cancel()
         try:
             return await self._leave_task_group(self._task_group, kind, error, trace)
         finally:
-            self._background_is_over = True
+            self._calls.background_is_over()
 
     async def _leave_task_group(
         self,
@@ -152,65 +147,21 @@ class RadixCache(KeepingCalls):
         return swallowed
 
     def _close(self) -> None:
-        self._leases.closed = True
+        self._calls.close()
         self._unsubscribe()
-        self._drain_dropped()
+        self._calls.drain_dropped()
         self._pressure.drop_all(closed_error)
         self._gates.close_down(closed_error)
         self._leases.pins.end_all("closed")
         self._pool.give_back_all(self._core.detach().freed)
-        if self._core.failure is not None:
-            self._note_policy_failure(self._core.failure)
-
-    def _begin(self) -> None:
-        """The first line of every public call."""
-        if self._home is None:
-            raise UsageError("open the cache first: async with RadixCache(params) as cache")
-        if not self._leases.closed or not self._home.is_this_thread():
-            self._home.check()
-        if self._broken is not None:
-            raise InvariantError(f"the cache refuses further work: {self._broken}")
-        if self._core.failure is not None:
-            self._note_policy_failure(self._core.failure)
-        if self._dropped:
-            self._drain_dropped()
-
-    def _note_policy_failure(self, error: BaseException) -> None:
-        if not self._policy_reported:
-            self._policy_reported = True
-            self._fail(error)
-
-    def _begin_open(self) -> None:
-        self._begin()
-        if self._leases.closed:
-            raise closed_error()
-
-    def _is_turn_over(self) -> bool:
-        """Whether this call should let other tasks run first, before it takes anything."""
-        self._run_length += 1
-        if self._run_length == _LISTEN_FROM and self._home is not None:
-            self._home.call_next(self._end_run)  # a task that yields by itself is never made to
-        if self._run_length < _FAIR_RUN:
-            return False
-        self._end_run()
-        return True
-
-    def _end_run(self) -> None:
-        self._run_length = 0
+        self._calls.note_policy_failure()
 
     async def _take_turn(self) -> None:
         """The first line of a call that can wait. Waits for one round of the loop now and then."""
-        self._begin_open()
-        if self._is_turn_over():
+        self._calls.begin_open()
+        if self._calls.is_turn_over():
             await checkpoint()
-            self._begin_open()
-
-    def _fail(self, error: BaseException) -> None:
-        """Something failed where it could not be raised: end the task group with it."""
-        if self._background_is_over:
-            warnings.warn(f"after the cache was closed: {error!r}", ResourceWarning, stacklevel=2, source=self)
-        elif self._home is not None:
-            self._background.fail(error)
+            self._calls.begin_open()
 
     # ---- what changes from outside ----
 
@@ -220,7 +171,7 @@ class RadixCache(KeepingCalls):
         So who waits is served in a step of its own. What this cache gives back itself needs no telling: the step that
         does it looks at its end.
         """
-        if self._home is None or self._leases.closed or self._wake_pending:
+        if self._home is None or self._calls.closed or self._wake_pending:
             return
         if self._pool.is_busy and self._home.is_this_thread():
             self._pressure.note_change()
@@ -233,7 +184,7 @@ class RadixCache(KeepingCalls):
         try:
             self._leases.changed()
         except Exception as error:
-            self._fail(error)
+            self._calls.fail(error)
 
     def _on_change(self) -> None:
         if self._gates.standing:
@@ -257,7 +208,7 @@ class RadixCache(KeepingCalls):
         return num_freed
 
     def _wants_slots(self) -> int:
-        return 0 if self._leases.closed else max(0, self._high_slots - self._pool.num_coming)
+        return 0 if self._calls.closed else max(0, self._high_slots - self._pool.num_coming)
 
     # ---- leases ----
 
@@ -272,27 +223,33 @@ class RadixCache(KeepingCalls):
         resume: bool = False,
         stream: Any = None,
     ) -> Lease:
-        self._begin_open()
+        self._calls.begin_open()
         view = self._view(key)
-        limit = min(len(view), max(0, len(key) - count_of("leave_last", leave_last)))
+        limit = view.num_items
+        if leave_last != 0 or leave_last is False:
+            limit = min(limit, max(0, len(key) - count_of("leave_last", leave_last)))
         if reserve is not None:
             reserve = count_of("reserve", reserve)
             page_size = self._params.page_size
             if -(-reserve // page_size) * page_size > self._pool.capacity:
                 raise too_large(reserve, self._pool)
-        _check_priority(priority)
+        if type(priority) is not int:
+            _check_priority(priority)
         if stream is not None:
             self._pool.check_stream(stream)
         elif self._pool.streams:
             stream = self._pool.streams[0]
+        if not (store is True or store is False):
+            raise UsageError(f"store must be a bool, got {store!r}")
+        if not (resume is True or resume is False):
+            raise UsageError(f"resume must be a bool, got {resume!r}")
         caller = sys._getframe(1)
-        for name, flag in (("store", store), ("resume", resume)):
-            if not isinstance(flag, bool):
-                raise UsageError(f"{name} must be a bool, got {flag!r}")
-        hold = self._leases.new(view, key, limit, priority, store, resume, stream, caller.f_code, caller.f_lineno)
+        hold = self._leases.new(view, key, limit, priority, store, resume, stream, caller.f_code, caller.f_lasti)
         return Lease(self, hold, reserve)
 
     def _view(self, key: RadixKey) -> RadixKey:
+        if type(key) is RadixKey and key.item_bytes == self._item_bytes:
+            return key
         if not isinstance(key, RadixKey):
             raise InvalidKeyError(f"key must be a RadixKey, got {type(key).__name__}; RadixKey(token_ids) makes one")
         view = key.maybe_to_bigram_view(self._params.is_eagle)
@@ -300,38 +257,20 @@ class RadixCache(KeepingCalls):
             raise InvalidKeyError(f"{key!r} is a view of bigrams, which only a cache with is_eagle=True looks up")
         return view
 
-    def _begin_release(self) -> None:
-        assert self._home is not None
-        if not self._leases.closed or not self._home.is_this_thread():
-            self._home.check()
-
-    def _drop(self, hold: Hold) -> None:
-        """A lease was collected unreleased: only note it, for this may be any thread at any moment."""
-        self._dropped.append(hold)
-        if self._home is not None and not self._home.call_soon(self._drain_dropped):
-            self._drain_dropped()  # the loop has ended, so no step is under way and nobody else would do it
-
-    def _drain_dropped(self) -> None:
-        while self._dropped:
-            try:
-                self._leases.release(self._dropped.popleft())
-            except Exception as error:  # a bug of ours; the loop would only log it
-                self._fail(error)
-
     # ---- gates ----
 
     def exclusive(self, key: RadixKey) -> Exclusive:
-        self._begin_open()
+        self._calls.begin_open()
         return Exclusive(self, self._view(key))
 
     async def _close_gate(self, view: RadixKey) -> StandingGate:
-        self._begin_open()
+        self._calls.begin_open()
         task_id = anyio.get_current_task().id
         if any(gate.task_id == task_id for gate in self._gates.standing):
             raise UsageError("this task holds a subtree already, and may hold only one; leave that block first")
         await self._take_turn()
         gate = await self._gates.close(view)
-        if self._leases.closed:
+        if self._calls.closed:
             self._gates.open(gate)
             raise closed_error()
         return gate
@@ -340,7 +279,7 @@ class RadixCache(KeepingCalls):
         self._gates.open(gate)
 
     def _evict_below(self, gate: StandingGate) -> int:
-        self._begin()
+        self._calls.begin()
         self._gates.unpin_leaves(gate)
         below = {pin for pin in self._leases.pins.below(gate.node_id) if pin.node_id != gate.node_id}
         self._leases.pins.end_all("evicted", below.__contains__)
@@ -357,7 +296,7 @@ class RadixCache(KeepingCalls):
     # ---- low-level calls ----
 
     async def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
-        self._begin_open()
+        self._calls.begin_open()
         view = self._view(_expected(params, MatchPrefixParams).key)
         if self._params.disable:
             return MatchResult(torch.empty(0, dtype=torch.int64), NOWHERE, NOWHERE, NOWHERE)
@@ -378,7 +317,7 @@ class RadixCache(KeepingCalls):
         self._home.call_soon(self._slots_changed)
 
     async def insert(self, params: InsertParams) -> InsertResult:
-        self._begin_open()
+        self._calls.begin_open()
         view = self._view(_expected(params, InsertParams).key)
         _check_priority(params.priority)
         value = value_array(params.value, len(view))
@@ -414,13 +353,13 @@ class RadixCache(KeepingCalls):
         return EvictResult(num_freed)
 
     def inc_lock_ref(self, node: NodeRef) -> int:
-        self._begin_open()
+        self._calls.begin_open()
         if self._gates and self._gates.behind_granted(node.node_id):
             raise UsageError(f"{node} is in a subtree that somebody holds exclusively; match again")
         return self._low_pins.pin(node)
 
     def dec_lock_ref(self, node: NodeRef) -> int:
-        self._begin()
+        self._calls.begin()
         before = self._core.evictable_tokens
         self._pool.give_back_all(self._low_pins.unpin(node))
         num_evictable = self._core.evictable_tokens - before
@@ -430,43 +369,43 @@ class RadixCache(KeepingCalls):
     # ---- looking ----
 
     def peek(self, key: RadixKey) -> int:
-        self._begin()
+        self._calls.begin()
         return self._core.peek(self._view(key))
 
     def stats(self) -> CacheStats:
-        self._begin()
+        self._calls.begin()
         return make_stats(self)
 
     def snapshot(self, tokens: bool = True) -> dict[str, Any]:
-        self._begin()
+        self._calls.begin()
         return make_snapshot(self._core, tokens, self._leases.pins)
 
     def pretty_print(self) -> None:
-        self._begin()
+        self._calls.begin()
         print_tree(self._core)
 
     def evictable_size(self) -> int:
-        self._begin()
+        self._calls.begin()
         return self._core.evictable_tokens
 
     def protected_size(self) -> int:
-        self._begin()
+        self._calls.begin()
         return self._core.protected_tokens
 
     def total_size(self) -> int:
-        self._begin()
+        self._calls.begin()
         return self._core.evictable_tokens + self._core.protected_tokens
 
     def take_events(self) -> list[KVCacheEvent]:
-        self._begin()
+        self._calls.begin()
         return self._core.take_events()
 
     def check(self) -> None:
-        self._begin()
+        self._calls.begin()
         try:
             audit_cache(self)
         except InvariantError as error:
-            self._broken = str(error)
+            self._calls.refuse_work(str(error))
             raise
 
 

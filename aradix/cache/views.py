@@ -57,7 +57,7 @@ def _shown(view: NodeView, tokens: bool) -> dict[str, Any]:
         shown["tokens"] = (ids.reshape(-1, 2) if pairs else ids).tolist()
     return shown | {
         "lock_ref": view.lock_ref,
-        "residency": "device",
+        "residency": view.residency,
         "priority": view.priority,
         "hit_count": view.hit_count,
         "children": [],

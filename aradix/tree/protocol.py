@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +20,13 @@ from aradix.params import NodeRef
 
 __all__ = [
     "NOWHERE",
+    "NO_SLOTS",
     "Closed",
     "Detached",
     "Freed",
     "Gate",
     "Inserted",
+    "Latch",
     "Match",
     "NodeView",
     "Ready",
@@ -34,6 +36,9 @@ __all__ = [
 ]
 
 Slots = npt.NDArray[np.int64]
+
+NO_SLOTS: Slots = np.empty(0, np.int64)
+NO_SLOTS.flags.writeable = False
 
 NOWHERE = NodeRef(0, 0)
 """The end of an empty match: pinning it is allowed and holds nothing."""
@@ -49,6 +54,16 @@ class Gate(IntEnum):
     """Closed, but not granted yet: only a walker that was let in before may go on."""
     GRANTED = 3
     """Somebody has the subtree for himself."""
+
+
+class Latch(IntEnum):
+    """The one transition that a node is in; a walk never waits for it."""
+
+    NONE = 0
+    WRITING = 1
+    """Its slots are being copied to the host. It is pinned meanwhile, and can be matched as ever."""
+    LOADING = 2
+    """Its host slots are being copied to the device. Whoever wants it too joins that copy and looks again after it."""
 
 
 @dataclass(slots=True)
@@ -67,20 +82,37 @@ class Ready:
 
 
 class Freed(NamedTuple):
-    """Slots that no node owns any longer, and the streams named by leases that used them."""
+    """Slots that no node owns any longer: on the device, with the streams named by leases that used them, and on the
+    host, where no copy touches them either. Each of the two may be empty."""
 
     slots: Slots
     streams: frozenset[Hashable]
+    host_slots: Slots = NO_SLOTS
 
 
 class Match(NamedTuple):
-    """Where a walk ended. `gate` is the gated node that stopped it (then nothing was touched or pinned), else 0."""
+    """Where a walk ended.
+
+    Args:
+        num_matched: tokens that the device holds.
+        node_id: of the node at which they end; the one pinned, if a pin was asked for.
+        last: their end as a place.
+        gate: the gated node that stopped the walk (then nothing was touched or pinned), else 0.
+        ready: events behind which the KV of the matched tokens is complete.
+        host_hit: tokens that follow and that the host holds, but not the device: what can be loaded.
+        best: where those end; `last` where there are none. Only for looking: it cannot be pinned while it is on the
+            host alone.
+        loading: the job that is loading the first of them already, else 0.
+    """
 
     num_matched: int
     node_id: int
     last: NodeRef
     gate: int
     ready: tuple[Ready, ...]
+    host_hit: int = 0
+    best: NodeRef = NOWHERE
+    loading: int = 0
 
 
 class Inserted(NamedTuple):
@@ -122,7 +154,9 @@ class Closed(NamedTuple):
 class NodeView(NamedTuple):
     """One node as `walk` shows it; `tokens` are raw int32 bytes. A root has `parent_id` 0 and no tokens.
 
-    `timed` tells of a priority that was given for a time when that ends, and the priority after it.
+    `slots` are empty where the node has left the device, `host_slots` are `None` where the host has no copy. `indexed`
+    says whether `evict` may take it next, `host_indexed` whether `evict_host` may. `timed` tells of a priority that was
+    given for a time when that ends, and the priority after it.
     """
 
     node_id: int
@@ -143,11 +177,22 @@ class NodeView(NamedTuple):
     indexed: bool
     state: Any
     hashes: list[bytes] | None
-    timed: tuple[int, int] | None
+    host_slots: Slots | None = None
+    host_ref: int = 0
+    latch: Latch = Latch.NONE
+    host_indexed: bool = False
+    timed: tuple[int, int] | None = None
+
+    @property
+    def residency(self) -> Literal["device", "host", "both"]:
+        """Where the node's KV is; a root counts as being on the device."""
+        if self.host_slots is None:
+            return "device"
+        return "both" if len(self.slots) else "host"
 
 
 class ShareView(NamedTuple):
-    """What one tenant may keep and has, in tokens; the last share, of `None`, stands for all tenants not named.
+    """What one tenant may keep and has on the device, in tokens; the last one, of `None`, is for all not named.
 
     Args:
         tenant: the field of `Namespace`.
@@ -165,7 +210,11 @@ class ShareView(NamedTuple):
 
 
 class TreeCore(Protocol):
-    """A radix tree over token ids. See the module's docstring for the rules that hold for every method."""
+    """A radix tree over token ids. See the module's docstring for the rules that hold for every method.
+
+    These are the steps of a tree that knows the device alone; `aradix.tree.tiered.TieredCore` adds the host, and says
+    there what it changes in these.
+    """
 
     name: str
     page_size: int
@@ -215,10 +264,10 @@ class TreeCore(Protocol):
 
     def extend(
         self, node_id: int, key: RadixKey, slots: Slots, *, priority: int = 0, ready: tuple[Ready, ...] = ()
-    ) -> Inserted:
+    ) -> Inserted | None:
         """Insert the rest of a key below a pinned node, up to a gate, and move the pin to where it ends.
 
-        `slots` are of the tokens beyond the node's depth. Never on a detached node.
+        `slots` are of the tokens beyond the node's depth. `None`, and then nothing was changed, on a detached node.
         """
 
     def pin(self, ref: NodeRef) -> int:

@@ -63,7 +63,7 @@ class _ParentFirst(RadixTree):
     """The parent of the least valuable leaf goes before the leaf."""
 
     def _evict(self, num_tokens: int, only_excess: bool = False) -> list[Freed]:
-        leaf = self._least() if num_tokens > 0 else None
+        leaf = self._least(self._evictable) if num_tokens > 0 else None
         parent = None if leaf is None else leaf.parent
         if parent is None or parent.parent is None or parent.lock_ref or parent.gate:
             return super()._evict(num_tokens, only_excess)
@@ -131,8 +131,8 @@ class _JoinedNamespace(RadixCache):
         become(lease, _JoinedLease)
         return lease
 
-    async def flush(self, namespace: Namespace | str | None = None) -> FlushResult:
-        return await super().flush(None if namespace is None else _joined(Namespace.of(namespace)))
+    async def flush(self, namespace: Namespace | str | None = None, **fields: str | int | None) -> FlushResult:
+        return await super().flush(None if namespace is None else _joined(Namespace.of(namespace)), **fields)
 
 
 TREE = (

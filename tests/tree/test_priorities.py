@@ -74,9 +74,11 @@ class TimedLockstep(Lockstep):
     model: TimedModel
 
     def __init__(self, factory: CoreFactory, page_size: int, evict_unit: str) -> None:
-        model = TimedModel(page_size, evict_unit)
-        super().__init__(factory, page_size=page_size, policy="priority", evict_unit=evict_unit, model=model)
+        super().__init__(factory, page_size=page_size, policy="priority", evict_unit=evict_unit)
         self.now = 1
+
+    def make_model(self, page_size: int, policy: str, evict_unit: str) -> TimedModel:
+        return TimedModel(page_size, evict_unit)
 
     def prioritize(self, which: int, start: int, length: int, priority: int, lasts: int) -> None:
         held = self._pick(self.held, which)

@@ -33,8 +33,10 @@ class SharedLockstep(Lockstep):
     model: SharedModel
 
     def __init__(self, factory: CoreFactory, **settings: Any) -> None:
-        model = SharedModel(settings["page_size"], settings["policy"], settings["evict_unit"], SHARES)
-        super().__init__(factory, model=model, shares=SHARES, **settings)
+        super().__init__(factory, shares=SHARES, **settings)
+
+    def make_model(self, page_size: int, policy: str, evict_unit: str) -> SharedModel:
+        return SharedModel(page_size, policy, evict_unit, SHARES)
 
     def charge(self, namespace: Namespace, num_tokens: int) -> None:
         share = self.core.share_of(namespace)

@@ -174,18 +174,22 @@ class Twins:
             self.places.append(done.last)
 
     def extend(self, which: int, more: Sequence[int], priority: int, paged: bool, streams: Sequence[int]) -> None:
-        """Grow the tokens of a pin; as a lease does, which never does so after a flush."""
+        """Grow the tokens of a pin; as a lease does, also after a flush: nothing comes of it then."""
         if not self.pins:
             return
         pinned = self.pins[which % len(self.pins)]
-        if self.step("is_detached", pinned.node_id):
-            return
+        is_detached = self.step("is_detached", pinned.node_id)
         pages = self.tokens(more)
         tokens = [*pinned.tokens, *(pages[1:] if self.bigrams and pinned.tokens else pages)]
         key = self.key(tokens, pinned.namespace)
         depth = max(0, len(pinned.tokens) - self.bigrams)
         slots = self.slots(len(key) - depth, paged)
-        done: Inserted = self.step("extend", pinned.node_id, key, slots, priority=priority, ready=self.ready(streams))
+        done: Inserted | None = self.step(
+            "extend", pinned.node_id, key, slots, priority=priority, ready=self.ready(streams)
+        )
+        assert (done is None) == is_detached
+        if done is None:
+            return
         pinned.node_id = done.node_id
         pinned.tokens = tokens[: done.end + (self.bigrams and done.end > 0)]
         self.places.append(done.last)

@@ -2,7 +2,8 @@
 
 Importing this package fails with `ImportError` where the core was not compiled; `aradix.tree` takes the Python core
 then. What lies where in `src/`: `tree.cpp` has the steps and `ledger.cpp` what they are made of, as `radix_tree.py` and
-`ledger.py` have them; `ranking.cpp` is policies and index, `python_records.cpp` all that goes in and out.
+`ledger.py` have them; `ranking.cpp` is policies and index, `keeping.cpp` and `shares.cpp` are what `keeping.py`
+and `shares.py` are, `python_records.cpp` all that goes in and out.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from aradix._native import Tree
 from aradix.keys import TOKEN_BYTES
 from aradix.policies import FIFO, FILO, LFU, LRU, MRU, SLRU, EvictionPolicy, Priority, looks_at_priority
-from aradix.tree.cpp_radix_tree._core import Tree
 from aradix.tree.evictable import EvictableIndex
 
 __all__ = ["CppRadixTree"]

@@ -248,13 +248,12 @@ void Ledger::remove_leaf(Handle leaf, bool merge) {
         try_merge(parent);
 }
 
-nb::object Ledger::trim(Handle handle, int64_t count) {
+void Ledger::trim(Handle handle, int64_t count) {
     Node &leaf = at(handle);
     int64_t keep = num_tokens(leaf) - count;
     record_removed(leaf, static_cast<size_t>(keep) / page_size_);
     ranking_.discard(handle);
     ids_.erase(id_hash(leaf.id), handle);
-    nb::object slots = slots_copy(leaf, keep);
     size_t size = static_cast<size_t>(count) * item_bytes_;
     leaf.slots.drop_back(static_cast<size_t>(count), page_size_);
     leaf.tokens.drop_back(size);
@@ -266,7 +265,6 @@ nb::object Ledger::trim(Handle handle, int64_t count) {
     evictable_tokens -= count;
     shares_.add_cached(leaf.share, -count);
     refile(handle);
-    return slots;
 }
 
 void Ledger::prune(Handle handle) {
@@ -424,7 +422,8 @@ nb::object Ledger::slots_copy(const Node &node, int64_t first) const {
 }
 
 nb::object Ledger::freed_record(const nb::object &slots, const nb::object &streams) const {
-    return records_.make(records_.freed, slots, streams.is_valid() ? streams : records_.no_streams);
+    return records_.make(records_.freed, slots, streams.is_valid() ? streams : records_.no_streams,
+                         records_.no_slots);
 }
 
 void Ledger::record_stored(Handle handle) {

@@ -88,7 +88,7 @@ protected:
     // Cut the first `size` bytes of a node off into a new parent, which is returned.
     Handle split(Handle tail, size_t size);
     void remove_leaf(Handle leaf, bool merge);
-    nb::object trim(Handle leaf, int64_t count);
+    void trim(Handle leaf, int64_t count);
     void prune(Handle root);
     void remove_root(Handle root, bool keep);
     void unlink(Handle child);
@@ -129,6 +129,7 @@ protected:
     void record_cleared();
     // From now on the collector has to look at the marks of nodes.
     void note_marks(const nb::object &marks) { marked_ = marked_ || marks.is_valid(); }
+    bool has_marks() const { return marked_; }
 
     Records records_;
     size_t page_size_, item_bytes_, page_bytes_;

@@ -3,6 +3,8 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include "page_table.hpp"
+#include "tokens.hpp"
 #include "tree.hpp"
 
 #define NPY_NO_DEPRECATED_API NPY_1_23_API_VERSION
@@ -12,6 +14,7 @@
 namespace nb = nanobind;
 using namespace nb::literals;
 using aradix::NodeStats;
+using aradix::PageTable;
 using aradix::Policy;
 using aradix::Tree;
 
@@ -57,7 +60,7 @@ int import_numpy() {
 
 }  // namespace
 
-NB_MODULE(_core, module) {
+NB_MODULE(_native, module) {
     if (import_numpy() != 0)
         throw nb::python_error();
     // A tree that is alive when the interpreter ends is no leak worth telling users of.
@@ -72,6 +75,25 @@ NB_MODULE(_core, module) {
         },
         "data"_a, nb::kw_only(), "portably"_a);
 
+    module.def("pack_tokens", &aradix::pack_tokens, "token_ids"_a.none());
+
+    nb::class_<PageTable>(module, "PageTable")
+        .def(nb::init<nb::object, nb::object, int64_t, int>(), "states"_a, "stack"_a, "page_size"_a, "free"_a)
+        .def_ro("num_free", &PageTable::num_free)
+        .def_ro("num_pages", &PageTable::num_pages)
+        .def_ro("page_size", &PageTable::page_size)
+        .def_prop_ro("free_slots", &PageTable::free_slots)
+        .def_prop_ro("states", &PageTable::states_array)
+        .def_prop_ro("stack", &PageTable::stack_array)
+        .def("counts", &PageTable::counts)
+        .def("count", &PageTable::count, "state"_a)
+        .def("take", &PageTable::take, "num_slots"_a, "state"_a)
+        .def("give", &PageTable::give, "slots"_a, "origin"_a)
+        .def("pop", &PageTable::pop, "num_pages"_a, "state"_a)
+        .def("push", &PageTable::push, "pages"_a, "origin"_a)
+        .def("move", &PageTable::move, "pages"_a, "origin"_a, "state"_a)
+        .def("claim", &PageTable::claim, "pages"_a, "state"_a);
+
     nb::class_<NodeStats>(module, "NodeStats")
         .def_ro("last_access", &NodeStats::last_access)
         .def_ro("created", &NodeStats::created)
@@ -81,9 +103,8 @@ NB_MODULE(_core, module) {
 
     nb::class_<Tree>(module, "Tree", nb::type_slots(tree_slots))
         .def("__init__", &make_tree, nb::kw_only(), "page_size"_a, "item_bytes"_a, "whole_nodes"_a, "record_events"_a,
-             "has_priorities"_a,
-             "policy"_a, "protected_from"_a, "user_policy"_a.none(), "state"_a.none(), "indexes"_a.none(),
-             "leaf"_a.none(), "shares"_a)
+             "has_priorities"_a, "policy"_a, "protected_from"_a, "user_policy"_a.none(), "state"_a.none(),
+             "indexes"_a.none(), "leaf"_a.none(), "shares"_a)
         .def_prop_ro("page_size", [](const Tree &tree) { return tree.page_size(); })
         .def_prop_ro("failure", [](const Tree &tree) { return tree.ranking().failure(); })
         .def_prop_ro("merges", [](const Tree &tree) { return tree.ranking().merges(); })
@@ -115,6 +136,7 @@ NB_MODULE(_core, module) {
         .def("share_of", &Tree::share_of, "namespace"_a)
         .def("charge", &Tree::charge, "share"_a, "num_tokens"_a)
         .def("shares", &Tree::shares)
+        .def("take_from", &Tree::take_from, "table"_a, "num_slots"_a, "state"_a)
         .def("detach", &Tree::detach, "namespace"_a = nb::none())
         .def("close_gate", &Tree::close_gate, "key"_a)
         .def("set_gate", &Tree::set_gate, "node_id"_a, "gate"_a)

@@ -52,7 +52,8 @@ Records::Records() {
     no_streams = checked(PyFrozenSet_New(nullptr));
     npy_intp none = 0;
     no_slots = checked(PyArray_SimpleNew(1, &none, NPY_INT64));
-    no_match = make(match, integer(0), integer(0), nowhere, integer(0), nothing);
+    no_match = make(match, integer(0), integer(0), nowhere, integer(0), nothing, integer(0), nowhere, integer(0));
+    no_latch = protocol.attr("Latch")(0);
     name_data = interned("data");
     name_start = interned("start");
     name_stop = interned("stop");

@@ -18,7 +18,7 @@ struct Records {
     nb::object match, node_ref, freed, inserted, detached, closed, node_view, share_view, ready;
     nb::object block_stored, block_removed, all_blocks_cleared;
     nb::object gates[4];
-    nb::object nowhere, no_match, no_slots, no_streams, nothing;
+    nb::object nowhere, no_latch, no_match, no_slots, no_streams, nothing;
     nb::object name_data, name_start, name_stop, name_item_bytes, name_namespace, name_node_id, name_depth, name_rank;
     nb::object name_stream, name_sequence, name_tenant;
 

@@ -1,9 +1,11 @@
 #include "tree.hpp"
 
 #include <algorithm>
+#include <stdexcept>
 
 namespace aradix {
 namespace {
+
 
 void check_count(const Slots &slots, size_t needed) {
     if (slots.size < needed)
@@ -26,15 +28,16 @@ nb::object Tree::match(nb::handle key_object, std::optional<int64_t> limit, bool
     Place place = enter(key, root, past_pending);
     if (place.gate != 0)
         return records_.make(records_.match, integer(0), integer(0), records_.nowhere, integer(place.gate),
-                             records_.nothing);
+                             records_.nothing, integer(0), records_.nowhere, integer(0));
     Handle node = arrive(place);
     if (pin)
         lock(node);
     nb::object ready = touch(node);
     int64_t matched = items(at(node).depth);
     int64_t node_id = at(merge_path(node)).id;
-    return records_.make(records_.match, integer(matched), integer(node_id), records_.ref(node_id, matched), integer(0),
-                         ready_or_nothing(ready));
+    nb::object last = records_.ref(node_id, matched);
+    return records_.make(records_.match, integer(matched), integer(node_id), last, integer(0), ready_or_nothing(ready),
+                         integer(0), last, integer(0));
 }
 
 int64_t Tree::peek(nb::handle key_object) {
@@ -102,6 +105,8 @@ nb::object Tree::extend(int64_t node_id, nb::handle key_object, nb::handle slots
                         nb::handle ready_object) {
     Step step(*this);
     Handle origin = node_named(node_id);
+    if (at(origin).detached)
+        return nb::none();
     Key key = read_key(key_object);
     Slots slots(slots_object);
     int64_t priority = saturated(priority_object);
@@ -221,57 +226,6 @@ void Tree::mark_streams(int64_t node_id, nb::handle streams_object) {
 
 // ---- shrinking ----
 
-nb::object Tree::evict(nb::handle num_tokens_object, nb::handle name_space, nb::handle demand_object,
-                       bool only_excess) {
-    Step step(*this);
-    int64_t count = saturated(num_tokens_object), demand = saturated(demand_object);
-    if (!shares_ || name_space.is_none())
-        return evict_tokens(count, shares_ && only_excess);
-    struct Demand {
-        Demand(Shares &shares, uint32_t share, int64_t count) : shares(shares), share(share) {
-            shares.set_demand(share, count);
-        }
-        ~Demand() { shares.set_demand(share, 0); }
-        Shares &shares;
-        uint32_t share;
-    } demanding(shares_, shares_.of(name_space), demand);
-    return evict_tokens(count, only_excess);
-}
-
-nb::list Tree::evict_tokens(int64_t count, bool only_excess) {
-    nb::list freed;
-    auto page_size = static_cast<int64_t>(page_size_);
-    while (count > 0) {
-        Handle handle = ranking_.least();
-        if (handle == kNone)
-            break;
-        Node &leaf = at(handle);
-        int64_t size = num_tokens(leaf);
-        int64_t least = count;
-        if (shares_) {
-            Share &share = shares_.at(leaf.share);
-            if (share.excess() > 0)
-                least = std::min(count, share.excess());
-            else if (only_excess)
-                break;
-        }
-        int64_t wanted = (least - 1) / page_size < size / page_size ? ((least - 1) / page_size + 1) * page_size : size;
-        if (shares_)
-            shares_.at(leaf.share).evicted += whole_nodes_ ? size : std::min(size, wanted);
-        nb::object streams = leaf.streams;
-        if (whole_nodes_ || size <= wanted) {
-            count -= size;
-            append_to(freed, freed_record(slots_copy(leaf, 0), streams));
-            record_removed(leaf, 0);
-            remove_leaf(handle, true);
-        } else {
-            count -= wanted;
-            append_to(freed, freed_record(trim(handle, wanted), streams));
-        }
-    }
-    return freed;
-}
-
 nb::object Tree::detach(nb::handle name_space) {
     Step step(*this);
     std::vector<Handle> roots, found, gone;
@@ -319,24 +273,6 @@ nb::object Tree::detach(nb::handle name_space) {
     if (name_space.is_none())
         record_cleared();
     return records_.make(records_.detached, freed, integer(num_freed), integer(num_held));
-}
-
-// ---- shares ----
-
-uint32_t Tree::share_of(nb::handle name_space) {
-    Step step(*this);
-    return shares_.of(name_space);
-}
-
-void Tree::charge(uint32_t share, int64_t num_tokens) {
-    Step step(*this);
-    if (shares_)
-        shares_.add_leased(share, num_tokens);
-}
-
-nb::object Tree::shares() {
-    Step step(*this);
-    return shares_.views();
 }
 
 // ---- gates ----
@@ -475,6 +411,7 @@ nb::object Tree::view(Handle handle, const nb::object &name_space) {
         integer(node.hit_count), integer(node.priority), integer(node.last_access), integer(node.created),
         integer(node.num_children), nb::bool_(ranking_.is_filed(handle)), ranking_.state(handle),
         records_events_ && node.parent != kNone ? digest_list(node.hashes, 0) : nb::none(),
+        nb::none(), integer(0), records_.no_latch, nb::bool_(false),
         node.timed ? nb::object(nb::make_tuple(timed_.of(handle).expires, timed_.of(handle).after)) : nb::none());
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ledger.hpp"
+#include "page_table.hpp"
 
 namespace aradix {
 
@@ -22,6 +23,10 @@ public:
     void decay(int64_t now);
 
     nb::object evict(nb::handle num_tokens, nb::handle name_space, nb::handle demand, bool only_excess);
+    // For a cache whose slots nothing fences: what it lacks of so many slots goes from the least valuable leaves
+    // straight to the table's free list, and then they are taken. (slots, number evicted); None, and then nothing was
+    // changed, where they cannot be had this way.
+    nb::object take_from(PageTable &table, int64_t num_slots, int state);
     nb::object detach(nb::handle name_space);
 
     uint32_t share_of(nb::handle name_space);
@@ -68,8 +73,9 @@ private:
     Handle arrive(const Place &place) { return place.child == kNone ? place.node : split(place.child, place.size); }
     Grown grow(Handle origin, const Key &key, const Slots &slots, size_t stop, const Place &place, int64_t priority,
                const nb::object &ready);
-    nb::list unpin_node(Handle handle, bool touched);
+    template <class Give> void shrink(int64_t count, bool only_excess, Give give);
     nb::list evict_tokens(int64_t count, bool only_excess);
+    nb::list unpin_node(Handle handle, bool touched);
     struct At {
         Handle node;
         size_t depth;
@@ -79,6 +85,8 @@ private:
     // The slots from byte `start` to byte `stop` of a path: a copy.
     nb::object slots_between(Handle node, size_t start, size_t stop);
     nb::object view(Handle handle, const nb::object &name_space);
+
+    std::vector<int64_t> spare_slots_;  // of the call under way; kept for its block
 };
 
 }  // namespace aradix
