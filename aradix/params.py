@@ -5,12 +5,13 @@ Records only: no torch, no waiting. Counts are in tokens unless the name says ot
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from aradix.errors import ConfigError
+from aradix.errors import ConfigError, UsageError
 from aradix.keys import RadixKey
 from aradix.policies import policy_named
 
@@ -28,6 +29,7 @@ __all__ = [
     "MatchPrefixParams",
     "MatchResult",
     "NodeRef",
+    "PriorityRange",
     "TenantStats",
 ]
 
@@ -236,6 +238,45 @@ class InsertResult(NamedTuple):
     duplicates: torch.Tensor
     num_adopted: int = 0
     repointed: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityRange:
+    """A part of a prompt that is worth more, or less, than the rest; for policies that look at priorities.
+
+    Source of the shape: TensorRT-LLM's `KvCacheRetentionConfig`.
+
+    Args:
+        start: the first token.
+        stop: the token behind the last; `None` is the end of what is committed.
+        priority: higher stays longer.
+        duration: seconds on the cache's clock, after which the lease's own priority (or a higher one, of another lease
+            that committed the same tokens) counts again; `None` is for good, or until a higher one comes.
+
+    Raises:
+        UsageError: a range of no tokens, a priority that is no int, a duration that is not above 0 and finite.
+    """
+
+    start: int
+    stop: int | None
+    priority: int
+    duration: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("start", "stop", "priority"):
+            value = getattr(self, name)
+            if type(value) is not int and not (name == "stop" and value is None):
+                raise UsageError(f"{name} of a priority range must be an int, got {value!r}")
+        if self.start < 0 or (self.stop is not None and self.stop <= self.start):
+            raise UsageError(f"a priority range must have tokens, got those from {self.start} to {self.stop}")
+        seconds = self.duration
+        if seconds is not None and (
+            isinstance(seconds, bool)
+            or not isinstance(seconds, int | float)
+            or not seconds > 0
+            or not math.isfinite(seconds)
+        ):
+            raise UsageError(f"duration of a priority range must be seconds above 0, or None; got {seconds!r}")
 
 
 @dataclass(frozen=True, slots=True)

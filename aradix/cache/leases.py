@@ -6,7 +6,7 @@ serve a waiter at once. No step waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import Any
 
@@ -22,12 +22,17 @@ from aradix.cache.pressure import Pressure
 from aradix.cache.tenants import Tenants
 from aradix.errors import AradixError, LeaseReleasedError
 from aradix.keys import RadixKey
-from aradix.params import CacheInitParams, InsertResult, NodeRef
+from aradix.params import CacheInitParams, InsertResult, NodeRef, PriorityRange
 from aradix.tree.protocol import Freed, Ready, TreeCore
 
 __all__ = ["Leases", "Passage"]
 
 _NO_DUPLICATES = torch.empty(0, dtype=torch.int64)
+
+
+def _ticks(seconds: float) -> int:
+    """A time on the cache's clock as the tree counts it; never 0, which is no time to it."""
+    return int(seconds * 1e9) or 1
 
 
 class Passage:
@@ -73,6 +78,7 @@ class Leases:
         self._calls = calls
         self._low_slots = int(params.low_watermark * params.allocator.num_slots)
         self._num_opened = 0
+        self._has_timed_priorities = False
 
     def new(
         self,
@@ -338,8 +344,26 @@ class Leases:
         self.end_expired()
         return self._evicted(self._core.evict(num_slots, only_excess=only_excess))
 
+    def prioritize(self, hold: Hold, priorities: Sequence[PriorityRange]) -> None:
+        """Give parts of what a lease has published priorities of their own."""
+        if not hold.published or self._core.is_detached(hold.node_id):
+            return
+        now, page_size = self._params.clock(), self._page_size
+        for part in priorities:
+            stop = hold.published if part.stop is None else min(part.stop, hold.published)
+            first, last = (-(-end // page_size) * page_size for end in (part.start, stop))
+            if first >= last:
+                continue
+            expires = 0
+            if part.duration is not None:
+                expires = _ticks(now + part.duration)
+                self._has_timed_priorities = self.pressure.is_timed = True
+            self._core.prioritize(hold.node_id, first, last, part.priority, expires)
+
     def end_expired(self) -> None:
         """What was kept, or ranked higher, for a time that is up is not any more."""
+        if self._has_timed_priorities:
+            self._core.decay(_ticks(self._params.clock()))
         if self.pins.expire():
             self.pressure.note_change()
 
