@@ -11,6 +11,8 @@ from aradix.cache.radix_cache import RadixCache
 from aradix.errors import AradixError
 from aradix.keys import Namespace, RadixKey
 from aradix.memory.allocator import SlotAllocator
+from aradix.memory.host_pool import HostKVPool
+from aradix.memory.kv_pool import MHAKVPool, MLAKVPool
 from aradix.params import (
     CacheInitParams,
     CacheStats,
@@ -35,9 +37,12 @@ __all__ = [
     "EvictParams",
     "EvictResult",
     "FlushResult",
+    "HostKVPool",
     "InsertParams",
     "InsertResult",
     "Lease",
+    "MHAKVPool",
+    "MLAKVPool",
     "MatchPrefixParams",
     "MatchResult",
     "Namespace",

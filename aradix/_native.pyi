@@ -38,6 +38,58 @@ class PageTable:
     def move(self, pages: Slots, origin: int, state: int) -> None: ...
     def claim(self, pages: Slots, state: int) -> None: ...
 
+class Hold:
+    order: int
+    limit: int
+    priority: int
+    store: bool
+    resume: bool
+    num_opened: int
+    opened_in: Any
+    opened_near: int
+    opened_when: float
+    key: RadixKey
+    given: RadixKey
+    stream: Any
+    used: Any
+    node_id: int
+    num_matched: int
+    published: int
+    committed: int
+    num_own: int
+    version: int
+    opening: bool
+    entered: bool
+    held: bool
+    released: bool
+    counted: bool
+    waiting: bool
+
+    def __init__(
+        self,
+        order: int,
+        key: RadixKey,
+        given: RadixKey,
+        limit: int,
+        priority: int,
+        store: bool,
+        resume: bool,
+        stream: Any,
+        opened_in: Any,
+        opened_near: int,
+        opened_when: float,
+    ) -> None: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_own_slots(self) -> int: ...
+    @property
+    def own(self) -> Slots: ...
+    def fresh_slots_for(self, num_tokens: int, page_size: int) -> int: ...
+    def add(self, slots: Slots, num_tokens: int) -> None: ...
+    def take_front(self, num_slots: int) -> None: ...
+    def cut(self, num_own: int, page_size: int) -> Slots: ...
+
 class NodeStats:
     @property
     def last_access(self) -> int: ...
@@ -54,6 +106,7 @@ class Tree:
     page_size: int
     failure: BaseException | None
     merges: bool
+    on_event: Callable[[], None] | None
 
     def __init__(
         self,
@@ -63,6 +116,7 @@ class Tree:
         whole_nodes: bool,
         record_events: bool,
         has_priorities: bool,
+        merge: bool,
         policy: str,
         protected_from: int,
         user_policy: EvictionPolicy,
@@ -95,6 +149,8 @@ class Tree:
         priority: int = 0,
         ready: tuple[Ready, ...] = (),
         past_pending: bool = False,
+        held_hits: int = 1,
+        new_hits: int = 0,
     ) -> Inserted | int: ...
     def extend(
         self, node_id: int, key: RadixKey, slots: Slots, *, priority: int = 0, ready: tuple[Ready, ...] = ()
@@ -123,5 +179,14 @@ class Tree:
     def evict_below(self, node_id: int) -> list[Freed]: ...
     def namespaces(self) -> list[Namespace]: ...
     def take_from(self, table: PageTable, num_slots: int, state: int) -> tuple[Slots, int] | None: ...
+    def enter_hold(self, hold: Hold) -> bool: ...
+    def grow_hold(self, hold: Hold, table: PageTable, num_tokens: int, state: int) -> tuple[int, int] | None: ...
+    def publish_hold(
+        self, hold: Hold, table: PageTable, key: RadixKey, state: int
+    ) -> tuple[int, int, NodeRef, Slots | None] | None: ...
+    def leave_hold(self, hold: Hold, table: PageTable, state: int) -> int | None: ...
+    def slots_of_hold(self, hold: Hold) -> Slots: ...
     def take_events(self) -> list[KVCacheEvent]: ...
+    def view(self, node_id: int) -> NodeView: ...
+    def child_ids(self, node_id: int) -> list[int]: ...
     def walk(self, *, detached: bool = False) -> Iterator[NodeView]: ...

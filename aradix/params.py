@@ -82,6 +82,7 @@ class CacheInitParams:
             background evictor leaves every tenant its claim, even below the watermark. All tenants without a quota
             (no tenant is one of them) share the rest.
         tree_core: `"auto"`, `"python"` or `"cpp"`.
+        req_to_token_pool: the table of requests, for `cache_unfinished_req` and `cache_finished_req`.
         clock: seconds, for the age of leases; never for the order of eviction.
 
     Raises:
@@ -103,6 +104,7 @@ class CacheInitParams:
     pin_budget: float | None = None
     quotas: Mapping[str | int, float] = field(default_factory=dict, hash=False)
     tree_core: Literal["auto", "python", "cpp"] = "auto"
+    req_to_token_pool: Any = None
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:

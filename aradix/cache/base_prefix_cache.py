@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from aradix.cache.lease import Lease
     from aradix.cache.locks import Exclusive
     from aradix.cache.pins import Pin
+    from aradix.cache.request_rows import RequestRow
 
 __all__ = ["BasePrefixCache"]
 
@@ -165,6 +167,38 @@ class BasePrefixCache(abc.ABC):
             UsageError: there is none to undo.
         """
 
+    @abc.abstractmethod
+    def cache_unfinished_req(self, req: RequestRow, chunked: bool = False) -> None:
+        """Publish the whole pages of a request's `fill_ids`, and move its pin and its row there. Does not wait.
+
+        `last_node`, `cache_protected_len` and `prefix_indices` are set. Its slots of what the tree held already go
+        back. After a flush of what it stands on, and below a subtree that somebody has, nothing is published.
+
+        Args:
+            req: it has pinned `last_node` with `inc_lock_ref`, and the slots in its row are its own from there on.
+            chunked: more of the prompt follows. Nothing depends on it: what a request published is no hit of its own.
+
+        Raises:
+            UsageError: the request and its pin do not fit, or slots of its row are not its own. Nothing was changed.
+        """
+
+    @abc.abstractmethod
+    def cache_finished_req(
+        self, req: RequestRow, is_insert: bool = True, *, kv_len_to_handle: int | None = None
+    ) -> None:
+        """Publish what a request has computed, give back all other slots of its row, and unpin. Does not wait.
+
+        For a request that ends, is aborted or retracted. Over-allocated slots (`kv_allocated_len`) go back too.
+
+        Args:
+            req: as for `cache_unfinished_req`; `last_node` is `None` afterwards. Its row is the scheduler's to free.
+            is_insert: whether to publish.
+            kv_len_to_handle: tokens whose KV is complete, instead of what the request says.
+
+        Raises:
+            UsageError: as for `cache_unfinished_req`.
+        """
+
     # ---- looking and clearing ----
 
     @abc.abstractmethod
@@ -227,7 +261,35 @@ class BasePrefixCache(abc.ABC):
 
     @abc.abstractmethod
     def take_events(self) -> list[KVCacheEvent]:
-        """The events since the last call; none unless `enable_kv_cache_events`. Does not wait."""
+        """The events since the last call; none unless `enable_kv_cache_events`. Does not wait.
+
+        Raises:
+            UsageError: sinks take the events (`add_event_sink`).
+        """
+
+    @abc.abstractmethod
+    def current_events(self) -> list[KVCacheEvent]:
+        """Events that say what is cached now, for a reader who joins late: as if all of it was stored this moment.
+
+        A parent before its children. Takes time linear in the cache; what was recorded and not taken yet stays so.
+        None unless `enable_kv_cache_events`. Does not wait.
+        """
+
+    @abc.abstractmethod
+    def add_event_sink(self, sink: Callable[[list[KVCacheEvent]], None]) -> Callable[[], None]:
+        """Have the events handed to `sink` as they arise; gives what removes it again. Does not wait.
+
+        The sink sees exactly what later steps record: once a turn of the loop, in one list, in order, in a step of its
+        own, in which it may call the cache; the rest when the cache closes, before that returns. All sinks get the same
+        list, which none may change. What nobody has taken when the first sink is added is dropped: take
+        `current_events()` in the same step, or `take_events()` before it.
+
+        An exception in a sink removes it and ends the cache's task group with that exception.
+
+        Raises:
+            UsageError: the cache was made without `enable_kv_cache_events=True`.
+            CacheClosedError: the cache is closed.
+        """
 
     @abc.abstractmethod
     def pretty_print(self) -> None:

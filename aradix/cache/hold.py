@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from itertools import islice
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,15 +20,50 @@ from aradix.keys import RadixKey
 from aradix.params import NodeRef
 from aradix.tree.protocol import NOWHERE, Slots
 
-if TYPE_CHECKING:
-    from aradix.cache.tenants import Account
+try:
+    from aradix import _native
+except ImportError:  # not compiled, or it does not load; `aradix.tree` says so
+    _native = None  # type: ignore[assignment]
 
-__all__ = ["NO_SLOTS", "Hold"]
+__all__ = ["NO_SLOTS", "Hold", "hold_makers", "make_hold"]
 
 NO_SLOTS: Slots = np.empty(0, np.int64)
 
 
-class Hold:
+class _Shown:
+    """What a hold says of itself, whichever way its fields are kept."""
+
+    __slots__ = ()
+
+    node_id: int
+    published: int
+    stream: Any
+    used: set[Hashable] | None
+    opened_in: CodeType
+    opened_near: int
+
+    @property
+    def ref(self) -> NodeRef:
+        """The place in the tree that this lease pins; nowhere while nothing of it is there."""
+        return NodeRef(self.node_id, self.published) if self.published else NOWHERE
+
+    @property
+    def where(self) -> str:
+        """File and line that opened the lease."""
+        # The line is looked up when somebody asks: only few of many leases are ever spoken of.
+        line = next(islice(self.opened_in.co_positions(), self.opened_near // 2, None))[0]
+        return f"{self.opened_in.co_filename}:{line}"
+
+    def touching(self, streams: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The streams that may touch these slots: those named by `used_on`, else the engine's and the lease's."""
+        if self.used is not None:
+            return tuple(self.used)
+        if self.stream is None or self.stream in streams:
+            return streams
+        return (*streams, self.stream)
+
+
+class Hold(_Shown):
     """The state of a lease. `order` grows, so the youngest lease has the highest; `version` counts changes.
 
     `given` is the user's key; `key` is what the tree looks up, its bigrams under EAGLE. `held` is true from the step
@@ -39,7 +74,6 @@ class Hold:
         "_buffer",
         "_start",
         "_stop",
-        "account",
         "committed",
         "counted",
         "entered",
@@ -91,7 +125,6 @@ class Hold:
         self.resume = resume
         self.stream = stream
         self.used: set[Hashable] | None = None
-        self.account: Account | None = None
         self.opened_in = opened_in
         self.opened_near = opened_near
         self.opened_when = opened_when
@@ -108,25 +141,13 @@ class Hold:
 
     @property
     def own(self) -> Slots:
-        """The own slots, in token order: a view."""
+        """The own slots, in token order; not to be written to."""
         return self._buffer[self._start : self._stop]
 
     @property
     def num_own_slots(self) -> int:
         """How many own slots there are, used or not."""
         return self._stop - self._start
-
-    @property
-    def ref(self) -> NodeRef:
-        """The place in the tree that this lease pins; nowhere while nothing of it is there."""
-        return NodeRef(self.node_id, self.published) if self.published else NOWHERE
-
-    @property
-    def where(self) -> str:
-        """File and line that opened the lease."""
-        # The line is looked up when somebody asks: only few of many leases are ever spoken of.
-        line = next(islice(self.opened_in.co_positions(), self.opened_near // 2, None))[0]
-        return f"{self.opened_in.co_filename}:{line}"
 
     def fresh_slots_for(self, num_tokens: int, page_size: int) -> int:
         """Slots, in whole pages, that so many more tokens need beyond the rest of the last page."""
@@ -139,8 +160,6 @@ class Hold:
         self.version += 1
         if not len(slots):
             return
-        if self.account is not None:
-            self.account.charge(len(slots))
         if self._start == self._stop:
             self._buffer, self._start, self._stop = slots, 0, len(slots)
             return
@@ -157,8 +176,6 @@ class Hold:
     def take_front(self, num_slots: int) -> None:
         """Let go of the first slots, which the tree now has."""
         self._start += num_slots
-        if self.account is not None:
-            self.account.charge(-num_slots)
         self.num_own -= num_slots
         self.version += 1
         self._shrink()
@@ -173,8 +190,6 @@ class Hold:
         freed = self._buffer[keep : self._stop].copy()
         self._stop = keep
         self._shrink()
-        if self.account is not None:
-            self.account.charge(-len(freed))
         return freed
 
     def _shrink(self) -> None:
@@ -185,10 +200,19 @@ class Hold:
             self._buffer = self.own.copy()
             self._start, self._stop = 0, len(self._buffer)
 
-    def touching(self, streams: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The streams that may touch these slots: those named by `used_on`, else the engine's and the lease's."""
-        if self.used is not None:
-            return tuple(self.used)
-        if self.stream is None or self.stream in streams:
-            return streams
-        return (*streams, self.stream)
+
+def hold_makers() -> dict[str, type[Hold]]:
+    """Every kind of hold that is there, the one in use last: they differ in nothing but their cost."""
+    makers: dict[str, Any] = {"python": Hold}
+    if _native is not None:
+
+        class NativeHold(_Shown, _native.Hold):
+            """The compiled twin of `Hold`; `own` is a copy."""
+
+            __slots__ = ()
+
+        makers["native"] = NativeHold
+    return makers
+
+
+make_hold: type[Hold] = list(hold_makers().values())[-1]

@@ -6,11 +6,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from anyio import get_cancelled_exc_class
 from anyio.lowlevel import current_token
 
 from aradix.errors import WrongLoopError
 
-__all__ = ["Home"]
+__all__ = ["Home", "is_cancellation"]
 
 
 class Home:
@@ -78,3 +79,10 @@ class Home:
         except RuntimeError:  # the loop is closed, or trio's run has ended
             return False
         return True
+
+
+def is_cancellation(error: BaseException) -> bool:
+    """Whether an exception belongs to a cancel scope, which has to see it, alone or among others."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(is_cancellation(inner) for inner in error.exceptions)
+    return isinstance(error, get_cancelled_exc_class())

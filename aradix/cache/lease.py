@@ -193,9 +193,7 @@ class Lease:
         hold = self._entered()
         state = (hold.node_id, hold.published, hold.version)
         if self._slots is None or self._slots_of != state:
-            parts = [self._cache._core.slots_of(hold.ref)] if hold.published else []
-            parts.append(hold.own[: hold.num_own])
-            self._slots = torch.from_numpy(np.concatenate(parts))
+            self._slots = torch.from_numpy(self._cache._leases.slots_of(hold))
             self._slots_of = state
         return self._slots
 
@@ -298,30 +296,32 @@ class Lease:
             TransferError: an event could not be recorded, or a stream not made to wait; the cache ends.
         """
         hold = self._entered()
-        if not priorities:
-            return self._cache._leases.commit(hold, key, self._checked_commit(hold, key))
         if not all(isinstance(part, PriorityRange) for part in priorities):
             raise UsageError(f"priorities must be PriorityRange(start, stop, priority, duration), got {priorities!r}")
-        done = self._cache._leases.commit(hold, key, self._checked_commit(hold, key))
-        self._cache._leases.prioritize(hold, priorities)
+        leases, view = self._cache._leases, self._cache._view(key)
+        done = leases.publish(hold, key, view)
+        if done is None:
+            self._check_commit(hold, view)
+            done = leases.commit(hold, key, view)
+        if priorities:
+            leases.prioritize(hold, priorities)
         return done
 
-    def _checked_commit(self, hold: Hold, given: RadixKey) -> RadixKey:
-        view, key = self._cache._view(given), hold.key
-        num_tokens = view.num_items
+    def _check_commit(self, hold: Hold, view: RadixKey) -> None:
+        key = hold.key
+        num_tokens, unit = view.num_items, "bigrams" if view.is_bigram else "tokens"
         if not (view.is_prefix_of(key) if num_tokens < key.num_items else key.is_prefix_of(view)):
             if view.namespace != key.namespace:
                 raise UsageError(f"the key is in {view.namespace}, the lease in {key.namespace}")
             raise UsageError(
-                f"the key of {num_tokens} tokens and the lease's of {len(key)} are not prefixes of one another"
+                f"the key of {num_tokens} {unit} and the lease's of {len(key)} are not prefixes of one another"
             )
         if num_tokens < hold.committed:
-            raise UsageError(f"the key has {num_tokens} tokens, but {hold.committed} are matched or committed already")
+            raise UsageError(f"the key has {num_tokens} {unit}, but {hold.committed} are matched or committed already")
         if num_tokens > hold.published + hold.num_own:
             raise UsageError(
-                f"the key has {num_tokens} tokens, but slots are held for {hold.num_tokens}; allocate() first"
+                f"the key has {num_tokens} {unit}, but slots are held for {hold.num_tokens}; allocate() first"
             )
-        return view
 
     def truncate(self, num_tokens: int) -> None:
         """Keep the first `num_tokens` and give back the slots beyond: rejected draft tokens. Does not wait.

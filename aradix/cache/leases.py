@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import Any
 
+import numpy as np
 import torch
 
 from aradix.cache.calls import Calls, closed_error
-from aradix.cache.hold import Hold
+from aradix.cache.hold import Hold, make_hold
 from aradix.cache.locks import Gates
 from aradix.cache.low_level import LowLevelPins
 from aradix.cache.pins import Pins
@@ -23,7 +24,7 @@ from aradix.cache.tenants import Tenants
 from aradix.errors import AradixError, LeaseReleasedError
 from aradix.keys import RadixKey
 from aradix.params import CacheInitParams, InsertResult, NodeRef, PriorityRange
-from aradix.tree.protocol import Freed, Ready, TreeCore
+from aradix.tree.protocol import Freed, Ready, Slots, TreeCore
 
 __all__ = ["Leases", "Passage"]
 
@@ -73,6 +74,11 @@ class Leases:
         self._params = params
         self._page_size = params.page_size
         self._is_disabled = params.disable
+        # By which a compiled tree does the plain case of a step in one call; see its short_ways.cpp.
+        self._is_native = core.name == "cpp" and not self.tenants
+        self._takes_short_ways = self._is_native and not params.streams and not params.disable
+        self._make_hold = self.tenants.make_hold if self.tenants else make_hold
+        self._short_core: Any = core
         self._core = core
         self._on_low = on_low
         self._calls = calls
@@ -94,7 +100,7 @@ class Leases:
     ) -> Hold:
         """A hold on nothing yet; `opened_near` is the last instruction of the code that opened it."""
         self._num_opened += 1
-        hold = Hold(
+        return self._make_hold(
             self._num_opened,
             view,
             given,
@@ -107,13 +113,12 @@ class Leases:
             opened_near,
             self._params.clock(),
         )
-        if self.tenants:
-            hold.account = self.tenants.account_of(view.namespace)
-        return hold
 
     def rematch(self, hold: Hold) -> bool:
         """Match and pin a key in one step, letting go of an earlier match; False where a gate stands in the way."""
         if self._is_disabled:
+            return True
+        if self._takes_short_ways and self._short_core.enter_hold(hold):
             return True
         match = self._core.match(hold.key, limit=hold.limit, pin=True)
         if match.gate:
@@ -185,17 +190,20 @@ class Leases:
         """A lease got its first slots, or commits first: now it counts in the hit rate, once."""
         if hold.counted:
             return
+        self._note_query(hold)
+        if hold.num_matched and hold.node_id and not hold.resume:
+            self._core.record_hit(hold.node_id)
+
+    def _note_query(self, hold: Hold) -> None:
         hold.counted = True
         if hold.resume:
             self.num_resumes += 1
             return
         self.num_queries += 1
-        self.num_query_tokens += len(hold.given)
+        self.num_query_tokens += hold.given.num_items
         self.num_hit_tokens += hold.num_matched
-        if hold.account is not None:
-            hold.account.count_query(hold.given.num_items, hold.num_matched)
-        if hold.num_matched and hold.node_id:
-            self._core.record_hit(hold.node_id)
+        if self.tenants:
+            self.tenants.count_query(hold)
 
     def others_can_release(self) -> bool:
         """Whether slots are pinned or held by something that is not an entered lease."""
@@ -260,6 +268,14 @@ class Leases:
             self._calls.fail(error)
             raise
 
+    def slots_of(self, hold: Hold) -> Slots:
+        """The slots of a hold's tokens, in token order: a new array."""
+        if self._is_native:
+            slots: Slots = self._short_core.slots_of_hold(hold)
+            return slots
+        parts = [self._core.slots_of(hold.ref)] if hold.published else []
+        return np.concatenate([*parts, hold.own[: hold.num_own]])
+
     def truncate(self, hold: Hold, num_tokens: int) -> None:
         """Give back the slots beyond so many tokens."""
         is_bigram = hold.key.is_bigram
@@ -301,6 +317,9 @@ class Leases:
             self.pressure.drop(
                 hold, LeaseReleasedError(f"the lease opened at {hold.where} was released while it waited")
             )
+        if self._takes_short_ways and self.pool.leave(self._short_core, hold):
+            self.changed()
+            return
         streams = hold.touching(self.pool.streams)
         freed: list[Freed] = []
         if hold.node_id:
@@ -329,6 +348,27 @@ class Leases:
         """Slots were taken: tell if the pool is below its low watermark, and something can be done about it."""
         if self.pool.num_coming < self._low_slots and self._core.evictable_tokens:
             self._on_low()
+
+    def note_grown(self, hold: Hold, num_evicted: int) -> None:
+        """A lease grew by the short way, and was counted as a hit in the tree."""
+        if not hold.counted:
+            self._note_query(hold)
+        self.note_taken(num_evicted)
+
+    def publish(self, hold: Hold, given: RadixKey, view: RadixKey) -> InsertResult | None:
+        """Commit a key by the short way; `None`, and then nothing was changed, where it is not that plain."""
+        if not self._takes_short_ways or self._calls.closed:
+            return None
+        start, num_known = hold.published, hold.key.num_items
+        done = self.pool.publish(self._short_core, hold, view)
+        if done is None:
+            return None
+        if view.num_items > num_known:
+            hold.given = given
+        held, end, ref, duplicates = done
+        self.changed()
+        spare = _NO_DUPLICATES if duplicates is None else torch.from_numpy(duplicates)
+        return InsertResult(held, ref, spare, end - held, (start, held))
 
     def note_taken(self, num_evicted: int) -> None:
         """Slots were taken, for which so many tokens were evicted in the same call."""
@@ -369,7 +409,7 @@ class Leases:
 
     def evict_for(self, hold: Hold, num_slots: int, demand: int) -> int:
         """As `evict_slots`, for a lease that demands so many slots in all, which its tenant has to answer for."""
-        if hold.account is None:
+        if not self.tenants:
             return self._evicted(self._core.evict(num_slots))
         return self._evicted(self._core.evict(num_slots, namespace=hold.key.namespace, demand=demand))
 

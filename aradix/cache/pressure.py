@@ -88,6 +88,9 @@ class Admissions(Protocol):
     def evict_for(self, hold: Hold, num_slots: int, demand: int) -> int:
         """Evict so many tokens into the allocator, for a lease that demands so many in all."""
 
+    def note_grown(self, hold: Hold, num_evicted: int) -> None:
+        """A lease grew by the short way, and was counted as a hit in the tree."""
+
     def note_taken(self, num_evicted: int) -> None:
         """Slots were taken, for which so many tokens were evicted in the same call."""
 
@@ -114,7 +117,7 @@ class Pressure:
         self._cache = cache
         self._holds = holds
         self._page_size = core.page_size
-        self._takes_from_core = core.name == "cpp" and not pool.streams
+        self._takes_short_ways = core.name == "cpp" and not pool.streams and not core.shares()
         self._busy = False
         self._again = False
 
@@ -133,7 +136,7 @@ class Pressure:
             return NO_SLOTS
         if self.is_timed and num_slots > self._pool.num_coming:
             self._cache.end_expired()
-        if hold.stream is None and self._takes_from_core and hold.account is None:
+        if hold.stream is None and self._takes_short_ways:
             taken = self._pool.take_from(self._core, num_slots)
             if taken is not None:
                 self._cache.note_taken(taken[1])
@@ -154,6 +157,15 @@ class Pressure:
 
     def grow_now(self, hold: Hold, num_tokens: int) -> bool:
         """Serve a growth at once, unless others wait for theirs."""
+        if self.is_timed:
+            self._cache.end_expired()
+        if self._takes_short_ways and not self.growth:
+            num_evicted = self._pool.grow(self._core, hold, num_tokens)
+            if num_evicted is not None:
+                self._cache.note_grown(hold, num_evicted)
+                if self._again:
+                    self._catch_up()
+                return True
         num_slots = hold.fresh_slots_for(num_tokens, self._page_size)
         if num_slots and self.growth:
             return False

@@ -24,17 +24,19 @@ from anyio.lowlevel import checkpoint
 
 from aradix.cache.audit import audit_cache
 from aradix.cache.calls import Calls, closed_error
+from aradix.cache.event_sinks import EventCalls, EventSinks
 from aradix.cache.evictor import Background
-from aradix.cache.home import Home
+from aradix.cache.home import Home, is_cancellation
 from aradix.cache.keeping import KeepingCalls
 from aradix.cache.lease import Lease, count_of
 from aradix.cache.leases import Leases, Passage
 from aradix.cache.locks import Exclusive, StandingGate
 from aradix.cache.low_level import value_array
 from aradix.cache.pressure import too_large
+from aradix.cache.request_rows import RequestRow, committed_len, computed_ids, joined_ids
+from aradix.cache.requests import Requests
 from aradix.cache.views import make_snapshot, make_stats, print_tree
 from aradix.errors import InvalidKeyError, InvariantError, UsageError
-from aradix.events import KVCacheEvent
 from aradix.keys import BIGRAM_BYTES, TOKEN_BYTES, RadixKey
 from aradix.params import (
     CacheInitParams,
@@ -55,7 +57,7 @@ __all__ = ["RadixCache"]
 _Params = TypeVar("_Params", MatchPrefixParams, InsertParams, EvictParams)
 
 
-class RadixCache(KeepingCalls):
+class RadixCache(KeepingCalls, EventCalls):
     """The prefix cache. `BasePrefixCache` says what each call promises, `CacheInitParams` what can be set.
 
     Args:
@@ -90,8 +92,10 @@ class RadixCache(KeepingCalls):
         self._pressure = self._leases.pressure
         self._gates = self._leases.gates
         self._low_pins = self._leases.low_pins
+        self._requests = Requests(params, self._core, self._leases)
         self._pressure.on_change = self._on_change
         self._leases.pins.on_release = self._release_pin
+        self._event_sinks = EventSinks(self._core, self._calls.fail)
         self._home: Home | None = None
         self._task_group: TaskGroup | None = None
         self._wake_pending = False
@@ -137,7 +141,7 @@ class RadixCache(KeepingCalls):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool | None:
-        if error is not None and not _is_cancellation(error):
+        if error is not None and not is_cancellation(error):
             # The user's own error goes on as it is, not in a group; a failure in the background still comes first.
             await task_group.__aexit__(None, None, None)
             swallowed = None
@@ -154,6 +158,7 @@ class RadixCache(KeepingCalls):
         self._gates.close_down(closed_error)
         self._leases.pins.end_all("closed")
         self._pool.give_back_all(self._core.detach().freed)
+        self._event_sinks.close()
         self._calls.note_policy_failure()
 
     async def _take_turn(self) -> None:
@@ -366,6 +371,19 @@ class RadixCache(KeepingCalls):
         self._leases.changed()
         return num_evictable
 
+    def cache_unfinished_req(self, req: RequestRow, chunked: bool = False) -> None:
+        self._calls.begin_open()
+        ids = computed_ids(req)
+        self._requests.unfinished(req, self._view(RadixKey(ids, req.extra_key)), len(ids))
+
+    def cache_finished_req(
+        self, req: RequestRow, is_insert: bool = True, *, kv_len_to_handle: int | None = None
+    ) -> None:
+        self._calls.begin_open()
+        num_tokens = committed_len(req, kv_len_to_handle)
+        view = self._view(RadixKey(joined_ids(req)[:num_tokens], req.extra_key)) if is_insert else None
+        self._requests.finished(req, view, num_tokens)
+
     # ---- looking ----
 
     def peek(self, key: RadixKey) -> int:
@@ -396,10 +414,6 @@ class RadixCache(KeepingCalls):
         self._calls.begin()
         return self._core.evictable_tokens + self._core.protected_tokens
 
-    def take_events(self) -> list[KVCacheEvent]:
-        self._calls.begin()
-        return self._core.take_events()
-
     def check(self) -> None:
         self._calls.begin()
         try:
@@ -418,10 +432,3 @@ def _expected(params: _Params, kind: type[_Params]) -> _Params:
 def _check_priority(priority: object) -> None:
     if isinstance(priority, bool) or not isinstance(priority, int):
         raise UsageError(f"priority must be an int, got {priority!r}")
-
-
-def _is_cancellation(error: BaseException) -> bool:
-    """Whether an exception belongs to a cancel scope, which has to see it, alone or among others."""
-    if isinstance(error, BaseExceptionGroup):
-        return any(_is_cancellation(inner) for inner in error.exceptions)
-    return isinstance(error, anyio.get_cancelled_exc_class())

@@ -1,23 +1,21 @@
 """`Tenants`: what each tenant with a quota holds outside of the tree, and how it is served.
 
-The tree chooses by shares what has to go; it has to be told what leases hold beside it. Without quotas there are no
-accounts, and nobody counts anything.
+The tree chooses by shares what has to go; it has to be told what leases hold beside it, so leases have holds that tell.
+Without quotas there are no accounts, and nobody counts anything.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Any
 
-from aradix.keys import Namespace
+from aradix.cache.hold import Hold
+from aradix.keys import Namespace, RadixKey
 from aradix.params import TenantStats
-from aradix.tree.protocol import TreeCore
+from aradix.tree.protocol import Slots, TreeCore
 
-if TYPE_CHECKING:
-    from aradix.cache.hold import Hold
-
-__all__ = ["Account", "Tenants"]
+__all__ = ["Account", "AccountedHold", "Tenants"]
 
 
 class Account:
@@ -43,6 +41,27 @@ class Account:
         self.hit_tokens += num_hit
 
 
+class AccountedHold(Hold):
+    """A hold that charges its own slots to its tenant."""
+
+    __slots__ = ("account",)
+
+    account: Account
+
+    def add(self, slots: Slots, num_tokens: int) -> None:
+        super().add(slots, num_tokens)
+        self.account.charge(len(slots))
+
+    def take_front(self, num_slots: int) -> None:
+        super().take_front(num_slots)
+        self.account.charge(-num_slots)
+
+    def cut(self, num_own: int, page_size: int) -> Slots:
+        freed = super().cut(num_own, page_size)
+        self.account.charge(-len(freed))
+        return freed
+
+
 class Tenants:
     """The accounts of a cache; empty where no quotas are set."""
 
@@ -53,9 +72,19 @@ class Tenants:
     def __bool__(self) -> bool:
         return bool(self._accounts)
 
-    def account_of(self, namespace: Namespace) -> Account | None:
-        """The account that a namespace's leases are charged to, if there are any."""
-        return self._accounts[self._core.share_of(namespace)] if self._accounts else None
+    def account_of(self, namespace: Namespace) -> Account:
+        """The account that a namespace's leases are charged to."""
+        return self._accounts[self._core.share_of(namespace)]
+
+    def make_hold(self, order: int, key: RadixKey, *rest: Any) -> Hold:
+        """A `Hold` with these values, on its tenant's account."""
+        hold = AccountedHold(order, key, *rest)
+        hold.account = self.account_of(key.namespace)
+        return hold
+
+    def count_query(self, hold: Hold) -> None:
+        """A lease was admitted."""
+        self.account_of(hold.key.namespace).count_query(hold.given.num_items, hold.num_matched)
 
     def stats(self) -> dict[str | int | None, TenantStats]:
         """By tenant; `None` stands for all that have no quota."""

@@ -86,5 +86,7 @@ def print_tree(core: TreeCore) -> None:
             print(f"{view.namespace} lock_ref={view.lock_ref}")
             continue
         ids = np.frombuffer(view.tokens, np.int32)
+        if len(ids) == 2 * view.num_tokens:  # pairs, each of which ends in what the next begins with
+            ids = np.append(ids[::2], ids[-1])
         shown = " ".join(map(str, ids[:_SHOWN_TOKENS].tolist())) + (" ..." if len(ids) > _SHOWN_TOKENS else "")
         print(f"{'  ' * level}{view.num_tokens} tokens to {view.depth}: [{shown}] lock_ref={view.lock_ref}")

@@ -7,12 +7,10 @@ all that follows from it.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
-import numpy as np
-
-from aradix.events import DEVICE_MEDIUM, HOST_MEDIUM, BlockRemoved, BlockStored, KVCacheEvent
+from aradix.events import DEVICE_MEDIUM, HOST_MEDIUM, BlockRemoved, BlockStored, KVCacheEvent, event_tokens
 from aradix.keys import TOKEN_BYTES, Namespace, extend_hash_chain
 from aradix.policies import LRU, EvictionPolicy, looks_at_priority, state_reader
 from aradix.tree.evictable import EvictableIndex
@@ -35,9 +33,11 @@ class Ledger:
         record_events: bool = False,
         backup_hits: int | None = None,
         shares: Sequence[tuple[str | int | None, int]] = (),
+        merge: bool = True,
     ) -> None:
         self.page_size = page_size
         self.failure: BaseException | None = None
+        self.on_event: Callable[[], None] | None = None
         self.version = 0
         self.evictable_tokens = 0
         self.protected_tokens = 0
@@ -52,7 +52,7 @@ class Ledger:
         self._state_of = state_reader(self._policy)
         self._has_priorities = looks_at_priority(self._policy)
         self._whole_nodes = evict_unit == "node"
-        self.merges = not self._whole_nodes
+        self.merges = merge and not self._whole_nodes
         self._events: list[KVCacheEvent] | None = [] if record_events else None
         self._tick = 0
         self._last_id = 0
@@ -407,14 +407,17 @@ class Ledger:
         parent_hash = node.parent.hashes[-1] if node.parent.hashes else None
         if node.hashes is None:
             node.hashes = extend_hash_chain(parent_hash or node.namespace.digest(), node.tokens, self._page_bytes)
-        ids = np.frombuffer(bytes(node.tokens), np.int32)
-        if self._item_bytes != TOKEN_BYTES:
-            ids = np.append(ids[::2], ids[-1])
-        stored = BlockStored(list(node.hashes), parent_hash, ids.tolist(), self.page_size, node.namespace, medium)
-        self._events.append(stored)
+        tokens = event_tokens(node.tokens, self._item_bytes)
+        self._record(BlockStored(b"".join(node.hashes), parent_hash, tokens, self.page_size, node.namespace, medium))
 
     def _record_removed(self, node: TreeNode, first_page: int, medium: str) -> None:
         """Say that pages are gone from a medium, if the node is on it."""
         if self._events is None or not node.hashes or not (node.slots if medium == DEVICE_MEDIUM else node.host):
             return
-        self._events.append(BlockRemoved(node.hashes[first_page:], medium))
+        self._record(BlockRemoved(b"".join(node.hashes[first_page:]), medium))
+
+    def _record(self, event: KVCacheEvent) -> None:
+        assert self._events is not None
+        self._events.append(event)
+        if len(self._events) == 1 and self.on_event is not None:
+            self.on_event()

@@ -6,7 +6,7 @@ tokens (bigrams where keys are bigrams). Nodes are named by ids that are never u
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Literal, NamedTuple, Protocol
@@ -224,6 +224,10 @@ class TreeCore(Protocol):
     merges: bool
     """Whether neighbours that became equal are one node; not after a failure, nor where whole leaves are evicted."""
 
+    on_event: Callable[[], None] | None
+    """Called in the middle of a step, when it records the first event since `take_events`. It may not raise, nor call
+    the tree: all it can do is to ask for a step of its own."""
+
     @property
     def evictable_tokens(self) -> int: ...
     @property
@@ -255,11 +259,13 @@ class TreeCore(Protocol):
         priority: int = 0,
         ready: tuple[Ready, ...] = (),
         past_pending: bool = False,
+        held_hits: int = 1,
+        new_hits: int = 0,
     ) -> Inserted | int:
         """Insert the whole pages of a key from its root; or the id of the gate met, and then nothing was changed.
 
-        `slots` are of all its tokens. The part that was held already counts a hit. With `past_pending` only granted
-        gates stop it.
+        `slots` are of all its tokens. The part that was held already counts `held_hits`, what is new begins with
+        `new_hits`. With `past_pending` only granted gates stop it.
         """
 
     def extend(
@@ -342,5 +348,11 @@ class TreeCore(Protocol):
         """Those that the tree has a root for, the oldest first."""
 
     def take_events(self) -> list[KVCacheEvent]: ...
+    def view(self, node_id: int) -> NodeView:
+        """One node, as `walk` shows it. KeyError if it is no more."""
+
+    def child_ids(self, node_id: int) -> list[int]:
+        """The children of a node, those of 0 being the roots that can be matched. KeyError if it is no more."""
+
     def walk(self, *, detached: bool = False) -> Iterator[NodeView]:
         """Every node, a parent before its children; with `detached` those that were flushed and are held."""

@@ -46,6 +46,7 @@ class RadixTree(KeepingSteps):
         record_events: whether `take_events` has anything to tell.
         backup_hits: how often tokens must be found again to be due for a store on the host; `None` is never.
         shares: tenants and the tokens each has a claim on, the last one standing for all others; none: no claims.
+        merge: whether neighbours that became equal are made one; without it a node keeps its id until it is trimmed.
     """
 
     name = "python"
@@ -90,13 +91,16 @@ class RadixTree(KeepingSteps):
         priority: int = 0,
         ready: tuple[Ready, ...] = (),
         past_pending: bool = False,
+        held_hits: int = 1,
+        new_hits: int = 0,
     ) -> Inserted | int:
         stop = self._stop(key, None)
         root = self._roots.get(key.namespace) or self._new_root(key.namespace)
         node, child, size, gate = self._enter(key, root, stop, past_pending)
         if gate:
             return gate
-        result, node = self._grow(root, key, slots, stop, (node, child, size), priority, ready)
+        hits = held_hits, new_hits
+        result, node = self._grow(root, key, slots, stop, (node, child, size), priority, ready, hits)
         node_id = self._merge_path(node)
         if self._backup_hits is not None:
             self._note_due(self._nodes[node_id])
@@ -131,6 +135,7 @@ class RadixTree(KeepingSteps):
         found: tuple[TreeNode, TreeNode | None, int],
         priority: int,
         ready: tuple[Ready, ...],
+        hits: tuple[int, int] = (1, 0),
     ) -> tuple[Inserted, TreeNode]:
         """Add what is missing of a key below where its walk from `origin` ended; gives the node where it ends."""
         node, child, size = found
@@ -140,7 +145,7 @@ class RadixTree(KeepingSteps):
         known_ready: tuple[Ready, ...] = ()
         walked: TreeNode = node
         while walked is not origin:
-            walked.hit_count += 1
+            walked.hit_count += hits[0]
             known_ready = newest_ready(known_ready, walked.ready)
             assert walked.parent is not None
             walked = walked.parent
@@ -153,6 +158,7 @@ class RadixTree(KeepingSteps):
             node = self._new_leaf(node, key.data[key.start + first : key.start + last], adopted)
             node.ready = ready
             node.priority = priority
+            node.hit_count = hits[1]
         above: TreeNode | None = node
         while above is not None:
             if above.timed is None:
@@ -224,7 +230,7 @@ class RadixTree(KeepingSteps):
                 self._record_removed(node, 0, HOST_MEDIUM)
             freed.extend(self._detach_node(node))
         if namespace is None and self._events is not None:
-            self._events.append(AllBlocksCleared())
+            self._record(AllBlocksCleared())
         return Detached(freed, evictable - self.evictable_tokens, protected - self.protected_tokens)
 
     # ---- gates ----
@@ -276,7 +282,7 @@ class RadixTree(KeepingSteps):
 
     def slots_of(self, ref: NodeRef, start: int = 0) -> Slots:
         if ref.node_id == 0:
-            return NO_SLOTS
+            return NO_SLOTS.copy()  # the caller's to write, as every answer here
         node = self._at(ref)
         if not node.on_device:
             raise KeyError(ref)
@@ -307,33 +313,41 @@ class RadixTree(KeepingSteps):
         taken, self._events = self._events, []
         return taken
 
+    def view(self, node_id: int) -> NodeView:
+        return self._view(self._nodes[node_id])
+
+    def child_ids(self, node_id: int) -> list[int]:
+        nodes = self._nodes[node_id].children if node_id else self._roots
+        return [node.node_id for node in nodes.values()]
+
     def walk(self, *, detached: bool = False) -> Iterator[NodeView]:
-        item = self._item_bytes
-        roots = list(self._detached_roots.values() if detached else self._roots.values())
-        for root in roots:
+        for root in list(self._detached_roots.values() if detached else self._roots.values()):
             for node in self._preorder(root):
-                yield NodeView(
-                    node_id=node.node_id,
-                    parent_id=node.parent.node_id if node.parent is not None else 0,
-                    namespace=node.namespace,
-                    depth=node.depth // item,
-                    num_tokens=node.num_tokens,
-                    tokens=bytes(node.tokens),
-                    slots=node.slots_copy() if node.slots else NO_SLOTS,
-                    host_slots=node.host_copy() if node.host is not None else None,
-                    host_ref=node.host_ref,
-                    latch=node.job.latch if node.job is not None else Latch.NONE,
-                    host_indexed=node in self._host_evictable,
-                    lock_ref=node.lock_ref,
-                    gate=node.gate,
-                    detached=node.detached,
-                    hit_count=node.hit_count,
-                    priority=node.priority,
-                    last_access=node.last_access,
-                    created=node.created,
-                    num_children=len(node.children),
-                    indexed=node in self._evictable,
-                    state=self._state(node),
-                    hashes=node.hashes,
-                    timed=node.timed,
-                )
+                yield self._view(node)
+
+    def _view(self, node: TreeNode) -> NodeView:
+        return NodeView(
+            node_id=node.node_id,
+            parent_id=node.parent.node_id if node.parent is not None else 0,
+            namespace=node.namespace,
+            depth=node.depth // self._item_bytes,
+            num_tokens=node.num_tokens,
+            tokens=bytes(node.tokens),
+            slots=node.slots_copy() if node.slots else NO_SLOTS,
+            host_slots=node.host_copy() if node.host is not None else None,
+            host_ref=node.host_ref,
+            latch=node.job.latch if node.job is not None else Latch.NONE,
+            host_indexed=node in self._host_evictable,
+            lock_ref=node.lock_ref,
+            gate=node.gate,
+            detached=node.detached,
+            hit_count=node.hit_count,
+            priority=node.priority,
+            last_access=node.last_access,
+            created=node.created,
+            num_children=len(node.children),
+            indexed=node in self._evictable,
+            state=self._state(node),
+            hashes=node.hashes,
+            timed=node.timed,
+        )

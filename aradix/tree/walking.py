@@ -101,7 +101,7 @@ class Walker(Residency):
             slots = np.frombuffer(node.slots, np.int64)
             parts.append(slots[max(0, start - begin) // self._item_bytes : (stop - begin) // self._item_bytes])
             node = node.parent
-        return np.concatenate(parts[::-1]) if parts else NO_SLOTS
+        return np.concatenate(parts[::-1]) if parts else NO_SLOTS.copy()
 
     def _host_slots_between(self, node: TreeNode, start: int, stop: int) -> Slots:
         """The host slots from byte `start` to byte `stop` of a path, all of which has a host copy: a copy of them."""
@@ -111,4 +111,4 @@ class Walker(Residency):
             slots = node.host_copy()
             parts.append(slots[max(0, start - begin) // self._item_bytes : (stop - begin) // self._item_bytes])
             node = node.parent
-        return np.concatenate(parts[::-1]) if parts else NO_SLOTS
+        return np.concatenate(parts[::-1]) if parts else NO_SLOTS.copy()

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from aradix import CacheInitParams, InsertParams, InsertResult, Lease, Namespace, NodeRef, RadixCache, RadixKey
-from aradix.cache.hold import Hold
 from aradix.cache.low_level import value_array
 from aradix.params import FlushResult
 from aradix.tree.node import TreeNode
@@ -115,9 +114,6 @@ class _JoinedLease(Lease):
         twin = super().fork()
         become(twin, _JoinedLease)
         return twin
-
-    def _checked_commit(self, hold: Hold, key: RadixKey) -> RadixKey:
-        return super()._checked_commit(hold, _joined_key(key))
 
 
 class _JoinedNamespace(RadixCache):

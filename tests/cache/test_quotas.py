@@ -17,6 +17,7 @@ from aradix import (
     SlotAllocator,
     TenantStats,
 )
+from aradix.cache.tenants import AccountedHold
 from aradix.errors import ConfigError
 from tests.cache.acts import begin, entered, filled, key, settled
 from tests.support.caches import idle_sum, opened
@@ -214,7 +215,7 @@ async def test_queries_are_counted_by_tenant() -> None:
 async def test_without_quotas_there_are_no_accounts() -> None:
     async with opened(16) as cache:
         lease = await entered(cache, prompts(A, 1)[0], 10)
-        assert lease._hold.account is None
+        assert not isinstance(lease._hold, AccountedHold)
         assert cache.tenant_stats() == {}
         lease.release()
 

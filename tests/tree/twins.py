@@ -62,6 +62,7 @@ class Twins:
         evict_unit: `"page"` or `"node"`.
         record_events: whether events are compared.
         shares: of tenants.
+        merge: whether neighbours that became equal are one node.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Twins:
         evict_unit: str = "page",
         record_events: bool = True,
         shares: Sequence[tuple[str | int | None, int]] = (),
+        merge: bool = True,
     ) -> None:
         self.cores = [
             make_core(
@@ -83,6 +85,7 @@ class Twins:
                 evict_unit=evict_unit,
                 record_events=record_events,
                 shares=shares,
+                merge=merge,
             )
             for name in ("python", "cpp")
         ]
@@ -163,12 +166,27 @@ class Twins:
             self.pins.append(Pinned(found.node_id, tokens[:num_ids], namespace))
 
     def insert(
-        self, tokens: list[int], namespace: Namespace, priority: int, paged: bool, streams: Sequence[int], past: bool
+        self,
+        tokens: list[int],
+        namespace: Namespace,
+        priority: int,
+        paged: bool,
+        streams: Sequence[int],
+        past: bool,
+        hits: tuple[int, int] = (1, 0),
     ) -> None:
         key = self.key(tokens, namespace)
         slots = self.slots(len(key), paged)
+        held_hits, new_hits = hits
         done: Inserted | int = self.step(
-            "insert", key, slots, priority=priority, ready=self.ready(streams), past_pending=past
+            "insert",
+            key,
+            slots,
+            priority=priority,
+            ready=self.ready(streams),
+            past_pending=past,
+            held_hits=held_hits,
+            new_hits=new_hits,
         )
         if not isinstance(done, int):
             self.places.append(done.last)
@@ -218,6 +236,8 @@ class Twins:
         self.step("is_below", ref.node_id, self.places[other % len(self.places)].node_id)
         self.step("lock_ref", ref.node_id)
         self.step("is_detached", ref.node_id)
+        self.step("child_ids", ref.node_id)
+        self.step("view", ref.node_id)
 
     def close_gate(self, tokens: list[int], namespace: Namespace) -> None:
         closed: Closed = self.step("close_gate", self.key(tokens, namespace))

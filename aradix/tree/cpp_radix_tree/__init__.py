@@ -55,6 +55,7 @@ class CppRadixTree(Tree):
         evict_unit: Literal["page", "node"] = "page",
         record_events: bool = False,
         shares: Sequence[tuple[str | int | None, int]] = (),
+        merge: bool = True,
     ) -> None:
         chosen = policy or LRU()
         known = _KNOWN.get(type(chosen), "user")
@@ -64,6 +65,7 @@ class CppRadixTree(Tree):
             whole_nodes=evict_unit == "node",
             record_events=record_events,
             has_priorities=looks_at_priority(chosen),
+            merge=merge,
             policy=known,
             protected_from=chosen.protected_from if isinstance(chosen, SLRU) else 0,
             user_policy=chosen,

@@ -21,7 +21,7 @@ from stress.bench.chats import Turn
 from stress.bench.peers import PeerMissing
 from stress.bench.peers.stand_ins import stand_ins
 
-__all__ = ["SGLangCache", "load_sglang"]
+__all__ = ["SGLangCache", "load_sglang", "sglang_allocator"]
 
 _UNUSED = ("datasets", "sgl_kernel", "torchvision")
 
@@ -59,6 +59,13 @@ def load_sglang() -> Any:
     )
 
 
+def sglang_allocator(sglang: Any, num_slots: int, page_size: int) -> Any:
+    """SGLang's own allocator for a pool of this size, on the CPU."""
+    if page_size == 1:
+        return sglang.TokenAllocator(num_slots, torch.bfloat16, "cpu", None, False)
+    return sglang.PagedAllocator(num_slots, page_size, torch.bfloat16, "cpu", None, False)
+
+
 class SGLangCache:
     """One of SGLang's caches with its own allocator, and a turn of a chat through its calls.
 
@@ -72,10 +79,7 @@ class SGLangCache:
     def __init__(self, sglang: Any, core: Literal["rust", "python"], page_size: int, num_slots: int) -> None:
         self._sglang = sglang
         self._frees_duplicates = core == "python"  # the unified cache does it itself, inside of insert
-        if page_size == 1:
-            self.allocator = sglang.TokenAllocator(num_slots, torch.bfloat16, "cpu", None, False)
-        else:
-            self.allocator = sglang.PagedAllocator(num_slots, page_size, torch.bfloat16, "cpu", None, False)
+        self.allocator = sglang_allocator(sglang, num_slots, page_size)
         unified = core == "rust"
         params = sglang.CacheInitParams(
             disable=False,
@@ -94,8 +98,13 @@ class SGLangCache:
         self.evicted_tokens = 0
 
     @staticmethod
+    def packed(tokens: list[int]) -> array[int]:
+        """Tokens in the container SGLang's engine keeps them in."""
+        return array("q", tokens)
+
+    @staticmethod
     def tokens_of(turn: Turn) -> array[int]:
-        """The tokens in the container SGLang's engine keeps them in."""
+        """A turn's tokens, as `packed` has them."""
         return array("q", turn.tokens.tolist())
 
     def turn(self, tokens: array[int], num_prompt: int, reads_slots: bool) -> None:
@@ -117,3 +126,18 @@ class SGLangCache:
             allocator.free_segment(row[matched : done.prefix_len].clone(), start_pos=matched)
         cache.unlock(lock)
         self.hit_tokens += matched
+
+    def put(self, tokens: array[int]) -> None:
+        """Insert new tokens, into slots that are free."""
+        names = self._sglang
+        value = self.allocator.alloc(len(tokens))
+        self.cache.insert(names.InsertParams(key=names.RadixKey(tokens), value=value))
+
+    def find(self, tokens: array[int]) -> int:
+        """How many of the tokens are cached."""
+        match = self.cache.match_prefix(self._sglang.MatchPrefixParams(key=self._sglang.RadixKey(tokens)))
+        return int(match.device_prefix_len)
+
+    def evict(self, num_tokens: int) -> None:
+        """Evict at least so many tokens."""
+        self.cache.evict(self._sglang.EvictParams(num_tokens=num_tokens))

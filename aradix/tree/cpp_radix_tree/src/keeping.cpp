@@ -142,31 +142,29 @@ nb::list Tree::evict_tokens(int64_t count, bool only_excess) {
     return freed;
 }
 
+int64_t Tree::evict_into(PageTable &table, int64_t count, int state) {
+    spare_slots_.clear();
+    shrink(count, false, [&](const Node &leaf, int64_t size) {
+        size_t begin = spare_slots_.size();
+        spare_slots_.resize(begin + static_cast<size_t>(size));
+        leaf.slots.copy_to(spare_slots_.data() + begin, static_cast<size_t>(num_tokens(leaf) - size),
+                           static_cast<size_t>(size), page_size_);
+    });
+    if (!table.give_run(spare_slots_.data(), spare_slots_.size(), state))
+        throw std::runtime_error("the tree let go of slots that its pool does not hold");
+    auto evicted = static_cast<int64_t>(spare_slots_.size());
+    if (spare_slots_.capacity() > kSpareSlots)
+        std::vector<int64_t>().swap(spare_slots_);
+    return evicted;
+}
+
 nb::object Tree::take_from(PageTable &table, int64_t num_slots, int state) {
     Step step(*this);
     int64_t missing = num_slots - table.free_slots();
     if (num_slots < 0 || has_marks() || missing > evictable_tokens)
         return nb::none();
-    spare_slots_.clear();
-    if (missing > 0) {
-        shrink(missing, false, [&](const Node &leaf, int64_t count) {
-            size_t begin = spare_slots_.size();
-            spare_slots_.resize(begin + static_cast<size_t>(count));
-            leaf.slots.copy_to(spare_slots_.data() + begin, static_cast<size_t>(num_tokens(leaf) - count),
-                               static_cast<size_t>(count), page_size_);
-        });
-        if (!table.give_run(spare_slots_.data(), spare_slots_.size(), state))
-            throw std::runtime_error("the tree let go of slots that its pool does not hold");
-    }
-    nb::object slots = table.take(num_slots, state);
-    nb::object taken = nb::steal(PyTuple_New(2));
-    if (!taken.is_valid())
-        throw nb::python_error();
-    PyTuple_SET_ITEM(taken.ptr(), 0, slots.release().ptr());
-    PyTuple_SET_ITEM(taken.ptr(), 1, integer(static_cast<int64_t>(spare_slots_.size())).release().ptr());
-    if (spare_slots_.capacity() > kSpareSlots)
-        std::vector<int64_t>().swap(spare_slots_);
-    return taken;
+    int64_t evicted = missing > 0 ? evict_into(table, missing, state) : 0;
+    return nb::make_tuple(table.take(num_slots, state), evicted);
 }
 
 // ---- shares ----

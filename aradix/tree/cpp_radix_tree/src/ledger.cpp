@@ -20,7 +20,7 @@ Ledger::Ledger(const Settings &settings, Policy policy, int64_t protected_from, 
       item_shift_(std::countr_zero(settings.item_bytes)), whole_nodes_(settings.whole_nodes),
       records_events_(settings.record_events), has_priorities_(settings.has_priorities), shares_(records_, shares),
       ranking_(records_, nodes_, shares_, policy, protected_from, std::move(user), settings.item_bytes,
-               !settings.whole_nodes),
+               settings.merge && !settings.whole_nodes),
       seed_(secret()) {}
 
 Ledger::Step::Step(Ledger &ledger) : ledger_(ledger) {
@@ -445,19 +445,29 @@ void Ledger::record_stored(Handle handle) {
     stored.hashes = leaf.hashes;
     stored.tokens.assign(leaf.tokens.data(), leaf.tokens.data() + leaf.tokens.size());
     stored.name_space = at(root).root->name_space;
-    events_.emplace_back(std::move(stored));
+    record(std::move(stored));
 }
 
 void Ledger::record_removed(const Node &node, size_t first_page) {
     if (!records_events_ || node.hashes.empty())
         return;
-    events_.emplace_back(
+    record(
         Removed{std::vector<Digest>(node.hashes.begin() + static_cast<std::ptrdiff_t>(first_page), node.hashes.end())});
 }
 
 void Ledger::record_cleared() {
     if (records_events_)
-        events_.emplace_back(Cleared{});
+        record(Cleared{});
+}
+
+void Ledger::record(Event event) {
+    events_.push_back(std::move(event));
+    if (events_.size() != 1 || !on_event.is_valid())
+        return;
+    nb::object listener = on_event;
+    nb::object told = nb::steal(PyObject_CallNoArgs(listener.ptr()));
+    if (!told.is_valid())
+        PyErr_WriteUnraisable(listener.ptr());  // the step goes on
 }
 
 }  // namespace aradix

@@ -30,6 +30,7 @@ struct Settings {
     bool whole_nodes;
     bool record_events;
     bool has_priorities;
+    bool merge;
 };
 
 class Ledger {
@@ -48,6 +49,8 @@ public:
     const Ranking &ranking() const { return ranking_; }
 
     nb::object take_events();
+    // Called when the first event since the last `take_events` is recorded, in the middle of a step; null for nobody.
+    nb::object on_event;
     int traverse(visitproc visit, void *arg);
     void clear();
 
@@ -80,6 +83,7 @@ protected:
     // Every node at or below one, a parent before its children, in order.
     void preorder(Handle top, std::vector<Handle> &found) const;
     std::vector<Handle> root_list(bool detached) const;
+    Handle first_root() const { return live_roots_.first; }
 
     // ---- making and unmaking nodes ----
 
@@ -154,6 +158,7 @@ private:
     Siblings children_of(Handle parent) const { return {nodes_[parent].first_child, nodes_[parent].last_child}; }
     void set_children(Handle parent, const Siblings &siblings);
     void record_stored(Handle leaf);
+    void record(Event event);
 
     uint64_t seed_;
     int64_t tick_ = 0;

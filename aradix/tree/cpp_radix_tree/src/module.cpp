@@ -3,6 +3,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include "hold.hpp"
 #include "page_table.hpp"
 #include "tokens.hpp"
 #include "tree.hpp"
@@ -13,6 +14,7 @@
 
 namespace nb = nanobind;
 using namespace nb::literals;
+using aradix::Hold;
 using aradix::NodeStats;
 using aradix::PageTable;
 using aradix::Policy;
@@ -29,11 +31,11 @@ Policy policy_named(const std::string &name) {
 }
 
 void make_tree(Tree *tree, size_t page_size, size_t item_bytes, bool whole_nodes, bool record_events,
-               bool has_priorities, const std::string &policy, int64_t protected_from, nb::object user_policy,
-               nb::object state, nb::object indexes, nb::object leaf, nb::object shares) {
+               bool has_priorities, bool merge, const std::string &policy, int64_t protected_from,
+               nb::object user_policy, nb::object state, nb::object indexes, nb::object leaf, nb::object shares) {
     if (page_size == 0 || page_size > (size_t{1} << 32) || (item_bytes != 4 && item_bytes != 8))
         throw nb::value_error("page_size must be at least 1, item_bytes 4 or 8");
-    new (tree) Tree(aradix::Settings{page_size, item_bytes, whole_nodes, record_events, has_priorities},
+    new (tree) Tree(aradix::Settings{page_size, item_bytes, whole_nodes, record_events, has_priorities, merge},
                     policy_named(policy), protected_from, aradix::UserPolicy{user_policy, state, indexes, leaf},
                     shares);
 }
@@ -48,6 +50,21 @@ int clear_tree(PyObject *self) {
         nb::inst_ptr<Tree>(self)->clear();
     return 0;
 }
+
+int traverse_hold(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(self));
+    return nb::inst_ready(self) ? nb::inst_ptr<Hold>(self)->traverse(visit, arg) : 0;
+}
+
+int clear_hold(PyObject *self) {
+    if (nb::inst_ready(self))
+        nb::inst_ptr<Hold>(self)->clear();
+    return 0;
+}
+
+PyType_Slot hold_slots[] = {{Py_tp_traverse, reinterpret_cast<void *>(traverse_hold)},
+                            {Py_tp_clear, reinterpret_cast<void *>(clear_hold)},
+                            {0, nullptr}};
 
 PyType_Slot tree_slots[] = {{Py_tp_traverse, reinterpret_cast<void *>(traverse_tree)},
                             {Py_tp_clear, reinterpret_cast<void *>(clear_tree)},
@@ -94,6 +111,44 @@ NB_MODULE(_native, module) {
         .def("move", &PageTable::move, "pages"_a, "origin"_a, "state"_a)
         .def("claim", &PageTable::claim, "pages"_a, "state"_a);
 
+    nb::class_<Hold>(module, "Hold", nb::type_slots(hold_slots))
+        .def(nb::init<int64_t, nb::object, nb::object, int64_t, nb::object, bool, bool, nb::object, nb::object, int64_t,
+                      double>(),
+             "order"_a, "key"_a, "given"_a, "limit"_a, "priority"_a, "store"_a, "resume"_a, "stream"_a.none(),
+             "opened_in"_a.none(), "opened_near"_a, "opened_when"_a)
+        .def_ro("order", &Hold::order)
+        .def_ro("limit", &Hold::limit)
+        .def_ro("opened_in", &Hold::opened_in)
+        .def_ro("opened_near", &Hold::opened_near)
+        .def_ro("opened_when", &Hold::opened_when)
+        .def_ro("num_opened", &Hold::num_opened)
+        .def_ro("priority", &Hold::priority)
+        .def_ro("store", &Hold::store)
+        .def_ro("resume", &Hold::resume)
+        .def_rw("key", &Hold::key)
+        .def_rw("given", &Hold::given)
+        .def_rw("stream", &Hold::stream, nb::for_setter("value"_a.none()))
+        .def_rw("used", &Hold::used, nb::for_setter("value"_a.none()))
+        .def_rw("node_id", &Hold::node_id)
+        .def_rw("num_matched", &Hold::num_matched)
+        .def_rw("published", &Hold::published)
+        .def_rw("committed", &Hold::committed)
+        .def_rw("num_own", &Hold::num_own)
+        .def_rw("version", &Hold::version)
+        .def_rw("opening", &Hold::opening)
+        .def_rw("entered", &Hold::entered)
+        .def_rw("held", &Hold::held)
+        .def_rw("released", &Hold::released)
+        .def_rw("counted", &Hold::counted)
+        .def_rw("waiting", &Hold::waiting)
+        .def_prop_ro("num_tokens", &Hold::num_tokens)
+        .def_prop_ro("num_own_slots", &Hold::num_own_slots)
+        .def_prop_ro("own", &Hold::own)
+        .def("fresh_slots_for", &Hold::fresh_slots_for, "num_tokens"_a, "page_size"_a)
+        .def("add", &Hold::add, "slots"_a, "num_tokens"_a)
+        .def("take_front", &Hold::take_front, "num_slots"_a)
+        .def("cut", &Hold::cut, "num_own"_a, "page_size"_a);
+
     nb::class_<NodeStats>(module, "NodeStats")
         .def_ro("last_access", &NodeStats::last_access)
         .def_ro("created", &NodeStats::created)
@@ -103,7 +158,7 @@ NB_MODULE(_native, module) {
 
     nb::class_<Tree>(module, "Tree", nb::type_slots(tree_slots))
         .def("__init__", &make_tree, nb::kw_only(), "page_size"_a, "item_bytes"_a, "whole_nodes"_a, "record_events"_a,
-             "has_priorities"_a, "policy"_a, "protected_from"_a, "user_policy"_a.none(), "state"_a.none(),
+             "has_priorities"_a, "merge"_a, "policy"_a, "protected_from"_a, "user_policy"_a.none(), "state"_a.none(),
              "indexes"_a.none(), "leaf"_a.none(), "shares"_a)
         .def_prop_ro("page_size", [](const Tree &tree) { return tree.page_size(); })
         .def_prop_ro("failure", [](const Tree &tree) { return tree.ranking().failure(); })
@@ -113,12 +168,16 @@ NB_MODULE(_native, module) {
         .def_ro("detached_tokens", &Tree::detached_tokens)
         .def_ro("num_nodes", &Tree::num_nodes)
         .def_ro("version", &Tree::version)
+        .def_prop_rw(
+            "on_event", [](const Tree &tree) { return tree.on_event.is_valid() ? tree.on_event : nb::none(); },
+            [](Tree &tree, nb::object told) { tree.on_event = told.is_none() ? nb::object() : std::move(told); },
+            nb::for_setter(nb::arg("told").none()))
         .def_prop_ro("num_namespaces", [](const Tree &tree) { return tree.num_namespaces(); })
         .def("match", &Tree::match, "key"_a, nb::kw_only(), "limit"_a = nb::none(), "pin"_a = false,
              "past_pending"_a = false)
         .def("peek", &Tree::peek, "key"_a)
         .def("insert", &Tree::insert, "key"_a, "slots"_a, nb::kw_only(), "priority"_a = 0, "ready"_a = nb::tuple(),
-             "past_pending"_a = false)
+             "past_pending"_a = false, "held_hits"_a = 1, "new_hits"_a = 0)
         .def("extend", &Tree::extend, "node_id"_a, "key"_a, "slots"_a, nb::kw_only(), "priority"_a = 0,
              "ready"_a = nb::tuple())
         .def("pin", &Tree::pin, "ref"_a)
@@ -137,6 +196,11 @@ NB_MODULE(_native, module) {
         .def("charge", &Tree::charge, "share"_a, "num_tokens"_a)
         .def("shares", &Tree::shares)
         .def("take_from", &Tree::take_from, "table"_a, "num_slots"_a, "state"_a)
+        .def("enter_hold", &Tree::enter_hold, "hold"_a)
+        .def("grow_hold", &Tree::grow_hold, "hold"_a, "table"_a, "num_tokens"_a, "state"_a)
+        .def("publish_hold", &Tree::publish_hold, "hold"_a, "table"_a, "key"_a, "state"_a)
+        .def("leave_hold", &Tree::leave_hold, "hold"_a, "table"_a, "state"_a)
+        .def("slots_of_hold", &Tree::slots_of_hold, "hold"_a)
         .def("detach", &Tree::detach, "namespace"_a = nb::none())
         .def("close_gate", &Tree::close_gate, "key"_a)
         .def("set_gate", &Tree::set_gate, "node_id"_a, "gate"_a)
@@ -145,5 +209,7 @@ NB_MODULE(_native, module) {
         .def("evict_below", &Tree::evict_below, "node_id"_a)
         .def("namespaces", &Tree::namespaces)
         .def("take_events", &Tree::take_events)
+        .def("view", &Tree::view, "node_id"_a)
+        .def("child_ids", &Tree::child_ids, "node_id"_a)
         .def("walk", &Tree::walk, nb::kw_only(), "detached"_a = false);
 }

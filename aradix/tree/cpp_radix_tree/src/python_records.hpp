@@ -44,6 +44,9 @@ private:
 
 nb::object integer(int64_t value);
 nb::object bytes_of(const uint8_t *data, size_t size);
+// The digests one after the other, and the ids of tokens or bigrams, as events have them.
+nb::object packed_digests(const std::vector<Digest> &digests);
+nb::object event_tokens(const std::vector<uint8_t> &tokens, size_t item_bytes);
 nb::object digest_list(const std::vector<Digest> &digests, size_t first);
 void append_to(nb::list &list, const nb::object &item);
 
@@ -53,12 +56,14 @@ struct Key {
 
     nb::object data, name_space;
     const uint8_t *tokens;
-    size_t stop;
+    size_t size;  // in bytes, all of it
+    size_t stop;  // in bytes, of the whole pages to be looked at
 };
 
 // An array of slots as a caller gave it.
 struct Slots {
     explicit Slots(nb::handle array);
+    Slots(const int64_t *from, size_t count) : data(from), size(count) {}
 
     nb::object owner;
     const int64_t *data;

@@ -80,7 +80,7 @@ Tree::Place Tree::descend(const Key &key, Handle from, int stopped_by) {
 // ---- growing ----
 
 nb::object Tree::insert(nb::handle key_object, nb::handle slots_object, nb::handle priority_object,
-                        nb::handle ready_object, bool past_pending) {
+                        nb::handle ready_object, bool past_pending, int64_t held_hits, int64_t new_hits) {
     Step step(*this);
     Key key = read_key(key_object);
     Slots slots(slots_object);
@@ -93,7 +93,7 @@ nb::object Tree::insert(nb::handle key_object, nb::handle slots_object, nb::hand
     Place place = enter(key, root, past_pending);
     if (place.gate != 0)
         return integer(place.gate);
-    Grown grown = grow(root, key, slots, key.stop, place, priority, ready);
+    Grown grown = grow(root, key, slots, key.stop, place, priority, ready, held_hits, new_hits);
     int64_t node_id = at(merge_path(grown.node)).id;
     prune(root);
     int64_t end = items(grown.end);
@@ -130,11 +130,11 @@ nb::object Tree::extend(int64_t node_id, nb::handle key_object, nb::handle slots
 
 // Add what is missing of a key below where its walk from `origin` ended.
 Tree::Grown Tree::grow(Handle origin, const Key &key, const Slots &slots, size_t stop, const Place &place,
-                       int64_t priority, const nb::object &ready) {
+                       int64_t priority, const nb::object &ready, int64_t held_hits, int64_t new_hits) {
     Handle node = arrive(place);
     Grown grown{node, at(node).depth, at(node).depth, nb::object(), nb::object()};
     for (Handle walked = node; walked != origin; walked = at(walked).parent) {
-        ++at(walked).hit_count;
+        at(walked).hit_count += held_hits;
         grown.ready = records_.newest_ready(grown.ready, at(walked).ready);
     }
     size_t start = at(origin).depth;
@@ -147,6 +147,7 @@ Tree::Grown Tree::grow(Handle origin, const Key &key, const Slots &slots, size_t
         Node &leaf = at(grown.node);
         leaf.ready = ready;
         leaf.priority = priority;
+        leaf.hit_count = new_hits;
         note_marks(ready);
     }
     for (; above != kNone; above = at(above).parent)
@@ -206,7 +207,10 @@ Tree::At Tree::node_at(nb::handle ref) {
 
 void Tree::record_hit(int64_t node_id) {
     Step step(*this);
-    Handle bottom = node_named(node_id);
+    count_hit(node_named(node_id));
+}
+
+void Tree::count_hit(Handle bottom) {
     for (Handle handle = bottom; handle != kNone; handle = at(handle).parent)
         ++at(handle).hit_count;
     if (!at(bottom).detached) {
@@ -353,6 +357,11 @@ nb::object Tree::slots_between(Handle node, size_t start, size_t stop) {
         return records_.no_slots;
     int64_t *out = nullptr;
     nb::object array = new_slots(count_of(stop - start), out);
+    copy_slots(node, start, stop, out);
+    return array;
+}
+
+void Tree::copy_slots(Handle node, size_t start, size_t stop, int64_t *out) {
     for (Handle handle = node; handle != kNone && at(handle).depth > start; handle = at(handle).parent) {
         const Node &part = at(handle);
         size_t from = std::max(start, part.begin()), to = std::min(stop, part.depth);
@@ -360,7 +369,6 @@ nb::object Tree::slots_between(Handle node, size_t start, size_t stop) {
             part.slots.copy_to(out + count_of(from - start), count_of(from - part.begin()),
                                count_of(to - from), page_size_);
     }
-    return array;
 }
 
 bool Tree::is_detached(int64_t node_id) {
@@ -389,6 +397,23 @@ nb::object Tree::namespaces() {
     return found;
 }
 
+nb::object Tree::view(int64_t node_id) {
+    Step step(*this);
+    Handle handle = node_named(node_id), root = handle;
+    while (at(root).parent != kNone)
+        root = at(root).parent;
+    return shown(handle, at(root).root->name_space);
+}
+
+nb::object Tree::child_ids(int64_t node_id) {
+    Step step(*this);
+    nb::list ids;
+    Handle child = node_id == 0 ? first_root() : at(node_named(node_id)).first_child;
+    for (; child != kNone; child = at(child).next)
+        append_to(ids, integer(at(child).id));
+    return ids;
+}
+
 nb::object Tree::walk(bool detached) {
     Step step(*this);
     nb::list views;
@@ -397,12 +422,12 @@ nb::object Tree::walk(bool detached) {
         std::vector<Handle> found;
         preorder(root, found);
         for (Handle handle : found)
-            append_to(views, view(handle, name_space));
+            append_to(views, shown(handle, name_space));
     }
     return nb::iter(views);
 }
 
-nb::object Tree::view(Handle handle, const nb::object &name_space) {
+nb::object Tree::shown(Handle handle, const nb::object &name_space) {
     const Node &node = at(handle);
     return records_.make(
         records_.node_view, integer(node.id), integer(node.parent == kNone ? 0 : at(node.parent).id), name_space,
