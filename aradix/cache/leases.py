@@ -75,9 +75,10 @@ class Leases:
         self._page_size = params.page_size
         self._is_disabled = params.disable
         # By which a compiled tree does the plain case of a step in one call; see its short_ways.cpp.
-        self._is_native = core.name == "cpp" and not self.tenants
+        self._has_tenants = bool(self.tenants)
+        self._is_native = core.name == "cpp" and not self._has_tenants
         self._takes_short_ways = self._is_native and not params.streams and not params.disable
-        self._make_hold = self.tenants.make_hold if self.tenants else make_hold
+        self._make_hold = self.tenants.make_hold if self._has_tenants else make_hold
         self._short_core: Any = core
         self._core = core
         self._on_low = on_low
@@ -202,7 +203,7 @@ class Leases:
         self.num_queries += 1
         self.num_query_tokens += hold.given.num_items
         self.num_hit_tokens += hold.num_matched
-        if self.tenants:
+        if self._has_tenants:
             self.tenants.count_query(hold)
 
     def others_can_release(self) -> bool:
@@ -409,7 +410,7 @@ class Leases:
 
     def evict_for(self, hold: Hold, num_slots: int, demand: int) -> int:
         """As `evict_slots`, for a lease that demands so many slots in all, which its tenant has to answer for."""
-        if not self.tenants:
+        if not self._has_tenants:
             return self._evicted(self._core.evict(num_slots))
         return self._evicted(self._core.evict(num_slots, namespace=hold.key.namespace, demand=demand))
 
