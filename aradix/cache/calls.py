@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aradix.cache.hold import Hold
 from aradix.cache.home import Home
@@ -43,6 +43,7 @@ class Calls:
         "_background",
         "_background_is_over",
         "_broken",
+        "_current",
         "_dropped",
         "_home",
         "_never_fails",
@@ -51,6 +52,7 @@ class Calls:
         "_policy_reported",
         "_release",
         "_run_length",
+        "_token",
         "closed",
     )
 
@@ -69,6 +71,9 @@ class Calls:
         self._dropped: deque[Hold] = deque()
         self._run_length = 0
         self._plain = False
+        # What the home is asked at every call, without asking it for that.
+        self._current: Callable[[], Any] = lambda: None
+        self._token: Any = self
 
     # ---- the first line of a call ----
 
@@ -80,13 +85,21 @@ class Calls:
             WrongLoopError: from another loop or thread.
             InvariantError: an audit failed.
         """
-        if not self._plain or not self._home.is_here():  # type: ignore[union-attr]
-            self._begin_slowly()
+        try:
+            if self._plain and self._current() is self._token:
+                return
+        except RuntimeError:  # no loop runs here
+            pass
+        self._begin_slowly()
 
     def begin_open(self) -> None:
         """The first line of a call that a closed cache refuses with `CacheClosedError`."""
-        if not self._plain or not self._home.is_here():  # type: ignore[union-attr]
-            self._begin_slowly()
+        try:
+            if self._plain and self._current() is self._token:
+                return
+        except RuntimeError:
+            pass
+        self._begin_slowly()
         if self.closed:
             raise closed_error()
 
@@ -99,8 +112,12 @@ class Calls:
 
     def begin_release(self) -> None:
         """The first line of a release, which even a broken cache allows."""
-        if not self._plain or not self._home.is_here():  # type: ignore[union-attr]
-            self._check_caller()
+        try:
+            if self._plain and self._current() is self._token:
+                return
+        except RuntimeError:
+            pass
+        self._check_caller()
 
     def _check_caller(self) -> None:
         if self._home is None:
@@ -128,6 +145,7 @@ class Calls:
     def open(self, home: Home, background: Background) -> None:
         """From now on calls are let in."""
         self._home, self._background = home, background
+        self._current, self._token = home.current, home.token
         self._look_again()
 
     def close(self) -> None:

@@ -10,9 +10,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from aradix.cache.base_prefix_cache import BasePrefixCache
 from aradix.errors import UsageError
-from aradix.events import BlockStored, KVCacheEvent, event_tokens
+from aradix.events import HOST_MEDIUM, BlockStored, KVCacheEvent, event_tokens
 from aradix.params import CacheInitParams
 
 if TYPE_CHECKING:
@@ -107,7 +109,11 @@ def stored_now(core: TreeCore, page_size: int) -> list[KVCacheEvent]:
         ends[view.node_id] = view.hashes[-1] if view.hashes else parent_hash
         if view.hashes:
             tokens = event_tokens(view.tokens, len(view.tokens) // view.num_tokens)
-            events.append(BlockStored(b"".join(view.hashes), parent_hash, tokens, page_size, view.namespace))
+            stored = BlockStored(b"".join(view.hashes), parent_hash, tokens, page_size, view.namespace)
+            if view.residency != "host":
+                events.append(stored)
+            if view.residency != "device":
+                events.append(msgspec.structs.replace(stored, medium=HOST_MEDIUM))
     return events
 
 

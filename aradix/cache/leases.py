@@ -21,8 +21,10 @@ from aradix.cache.pins import Pins
 from aradix.cache.pool import SlotPool
 from aradix.cache.pressure import Pressure
 from aradix.cache.tenants import Tenants
+from aradix.cache.watch import Watcher
 from aradix.errors import AradixError, LeaseReleasedError
 from aradix.keys import RadixKey
+from aradix.memory.page_table import HELD
 from aradix.params import CacheInitParams, InsertResult, NodeRef, PriorityRange
 from aradix.tree.protocol import Freed, Ready, Slots, TreeCore
 
@@ -58,14 +60,16 @@ class Leases:
     def __init__(self, params: CacheInitParams, core: TreeCore, calls: Calls, on_low: Callable[[], None]) -> None:
         self.holds: dict[int, Hold] = {}
         self.pool = SlotPool(params.allocator, params.streams, calls.fail)
-        self.pressure = Pressure(core, self.pool, self, self.holds)
+        self.pressure = Pressure(core, self.pool, self, self.holds, params.clock)
         self.pins = Pins(core, params.clock, params.pin_tokens(), self.pool.give_back_all)
         self.pins.changed = self.changed
-        self.gates = Gates(core, self.pressure, self.pool.give_back_all, self.changed, self.pins)
+        self.gates = Gates(core, self.pressure, self.pool.give_back_all, self.changed, params.clock, self.pins)
         self.low_pins = LowLevelPins(core)
         self.tenants = Tenants(core)
         self.passing: set[Hold | Passage] = set()
         """Let in by a gate in the step that opened it, and not awake yet: pinned, and neither held nor queued."""
+        self.watch: Watcher | None = None
+        self.watchers: tuple[Watcher, ...] = ()
         self.num_queries = 0
         self.num_query_tokens = 0
         self.num_hit_tokens = 0
@@ -80,6 +84,7 @@ class Leases:
         self._takes_short_ways = self._is_native and not params.streams and not params.disable
         self._make_hold = self.tenants.make_hold if self._has_tenants else make_hold
         self._short_core: Any = core
+        self._table = params.allocator.table
         self._core = core
         self._on_low = on_low
         self._calls = calls
@@ -119,6 +124,8 @@ class Leases:
         """Match and pin a key in one step, letting go of an earlier match; False where a gate stands in the way."""
         if self._is_disabled:
             return True
+        if self.watch is not None:
+            self.watch.matching(hold)
         if self._takes_short_ways and self._short_core.enter_hold(hold):
             return True
         match = self._core.match(hold.key, limit=hold.limit, pin=True)
@@ -197,6 +204,8 @@ class Leases:
 
     def _note_query(self, hold: Hold) -> None:
         hold.counted = True
+        if self.watch is not None:
+            self.watch.queried(hold)
         if hold.resume:
             self.num_resumes += 1
             return
@@ -311,6 +320,8 @@ class Leases:
         """Give back all that a lease has, entered or not. Does not raise."""
         if hold.released:
             return
+        if self.watch is not None and hold.held:
+            self.watch.released(hold)
         hold.released = True
         hold.held = False
         self.holds.pop(hold.order, None)
@@ -318,9 +329,13 @@ class Leases:
             self.pressure.drop(
                 hold, LeaseReleasedError(f"the lease opened at {hold.where} was released while it waited")
             )
-        if self._takes_short_ways and self.pool.leave(self._short_core, hold):
-            self.changed()
-            return
+        if self._takes_short_ways:
+            num_given = self._short_core.leave_hold(hold, self._table, HELD)
+            if num_given is not None:
+                if num_given:
+                    self.pool.note_given(num_given)
+                self.changed()
+                return
         streams = hold.touching(self.pool.streams)
         freed: list[Freed] = []
         if hold.node_id:
@@ -350,29 +365,28 @@ class Leases:
         if self.pool.num_coming < self._low_slots and self._core.evictable_tokens:
             self._on_low()
 
-    def note_grown(self, hold: Hold, num_evicted: int) -> None:
-        """A lease grew by the short way, and was counted as a hit in the tree."""
-        if not hold.counted:
-            self._note_query(hold)
-        self.note_taken(num_evicted)
-
     def publish(self, hold: Hold, given: RadixKey, view: RadixKey) -> InsertResult | None:
         """Commit a key by the short way; `None`, and then nothing was changed, where it is not that plain."""
         if not self._takes_short_ways or self._calls.closed:
             return None
         start, num_known = hold.published, hold.key.num_items
-        done = self.pool.publish(self._short_core, hold, view)
+        done = self._short_core.publish_hold(hold, self._table, view, HELD)
         if done is None:
             return None
         if view.num_items > num_known:
             hold.given = given
         held, end, ref, duplicates = done
+        spare = _NO_DUPLICATES
+        if duplicates is not None:
+            self.pool.note_given(len(duplicates))
+            spare = torch.from_numpy(duplicates)
         self.changed()
-        spare = _NO_DUPLICATES if duplicates is None else torch.from_numpy(duplicates)
         return InsertResult(held, ref, spare, end - held, (start, held))
 
-    def note_taken(self, num_evicted: int) -> None:
-        """Slots were taken, for which so many tokens were evicted in the same call."""
+    def note_taken(self, hold: Hold, num_evicted: int) -> None:
+        """A lease grew by the short way, in which the tree counted its hit, and evicted so many tokens."""
+        if not hold.counted:
+            self._note_query(hold)
         self.num_evicted += num_evicted
         if self._low_slots:
             self.after_take()
@@ -383,7 +397,7 @@ class Leases:
         With `only_excess` no tenant loses what it has a claim on.
         """
         self.end_expired()
-        return self._evicted(self._core.evict(num_slots, only_excess=only_excess))
+        return self._evict(num_slots, only_excess=only_excess)
 
     def prioritize(self, hold: Hold, priorities: Sequence[PriorityRange]) -> None:
         """Give parts of what a lease has published priorities of their own."""
@@ -411,10 +425,16 @@ class Leases:
     def evict_for(self, hold: Hold, num_slots: int, demand: int) -> int:
         """As `evict_slots`, for a lease that demands so many slots in all, which its tenant has to answer for."""
         if not self._has_tenants:
-            return self._evicted(self._core.evict(num_slots))
-        return self._evicted(self._core.evict(num_slots, namespace=hold.key.namespace, demand=demand))
+            return self._evict(num_slots)
+        return self._evict(num_slots, namespace=hold.key.namespace, demand=demand)
 
-    def _evicted(self, freed: list[Freed]) -> int:
-        num_freed = self.pool.give_back_all(freed)
+    def _evict(self, num_slots: int, **shares: Any) -> int:
+        watch = self.watch
+        began = 0.0 if watch is None else self._params.clock()
+        if watch is not None:
+            watch.evicting()
+        num_freed = self.pool.give_back_all(self._core.evict(num_slots, **shares))
         self.num_evicted += num_freed
+        if watch is not None:
+            watch.evicted(num_freed, began)
         return num_freed

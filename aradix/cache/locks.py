@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from aradix.cache.pins import Pins
     from aradix.cache.pressure import Pressure
     from aradix.cache.radix_cache import RadixCache
+    from aradix.cache.watch import Watcher
 
 __all__ = ["Exclusive", "Gates", "StandingGate"]
 
@@ -68,8 +69,11 @@ class Gates:
         pressure: Pressure,
         give_back: Callable[[list[Freed]], Any],
         changed: Callable[[], None],
+        clock: Callable[[], float],
         pins: Pins,
     ) -> None:
+        self.watch: Watcher | None = None
+        self._clock = clock
         self.standing: list[StandingGate] = []
         self.num_waits = 0
         self._walkers: list[_Walker] = []
@@ -118,6 +122,7 @@ class Gates:
         walker = _Walker(step)
         self._walkers.append(walker)
         self.num_waits += 1
+        began = self._clock()
         try:
             await walker.event.wait()
         except BaseException:
@@ -126,6 +131,9 @@ class Gates:
             elif walker.error is None:
                 undo()
             raise
+        finally:
+            if self.watch is not None:
+                self.watch.waited_at_gate(began)
         if walker.error is not None:
             raise walker.error
 

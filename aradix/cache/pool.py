@@ -15,13 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aradix.errors import AradixError, ConfigError, TransferError, UsageError
-from aradix.keys import RadixKey
-from aradix.memory.page_table import HELD
-from aradix.params import NodeRef
-from aradix.tree.protocol import Freed, Ready, Slots, TreeCore
+from aradix.tree.protocol import Freed, Ready, Slots
 
 if TYPE_CHECKING:
-    from aradix.cache.hold import Hold
     from aradix.memory.allocator import SlotAllocator
 
 __all__ = ["SlotPool"]
@@ -79,56 +75,14 @@ class SlotPool:
             self.num_held += num_slots
         return slots
 
-    def grow(self, core: Any, hold: Hold, num_tokens: int) -> int | None:
-        """Grow a hold by the short way: how many tokens were evicted for it, or `None` where it is not that plain."""
-        allocator = self.allocator
-        with allocator.lock:
-            table = allocator.plain_table()
-            taken = None if table is None else core.grow_hold(hold, table, num_tokens, HELD)
-        if taken is None:
-            return None
-        self.num_held += taken[0]
-        evicted: int = taken[1]
-        return evicted
-
-    def publish(self, core: Any, hold: Hold, view: RadixKey) -> tuple[int, int, NodeRef, Slots | None] | None:
-        """Commit by the short way: (tokens held before, end, place, duplicates given back); or `None`, see `grow`."""
-        allocator = self.allocator
-        with allocator.lock:
-            table = allocator.plain_table()
-            done: tuple[int, int, NodeRef, Slots | None] | None
-            done = None if table is None else core.publish_hold(hold, table, view, HELD)
-        if done is not None and done[3] is not None:
-            self._note_given(len(done[3]))
-        return done
-
-    def leave(self, core: Any, hold: Hold) -> bool:
-        """Release by the short way; False, and then nothing was changed, where it is not that plain."""
-        allocator = self.allocator
-        with allocator.lock:
-            table = allocator.plain_table()
-            given = None if table is None else core.leave_hold(hold, table, HELD)
-        if given:
-            self._note_given(given)
-        return given is not None
-
-    def _note_given(self, num_slots: int) -> None:
+    def note_given(self, num_slots: int) -> None:
+        """Slots of this cache came back by way of `SlotAllocator.table`."""
         self.num_held -= num_slots
         was_busy, self.is_busy = self.is_busy, True
         try:
             self.allocator.note_given()
         finally:
             self.is_busy = was_busy
-
-    def take_from(self, core: TreeCore, num_slots: int) -> tuple[Slots, int] | None:
-        """So many slots, those that are short out of a compiled tree in the same call, and how many those are.
-
-        `None`, and then nothing was changed, where that cannot be: something is fenced, or there are too few.
-        """
-        taken = self.allocator.alloc_held_from(core, num_slots)
-        if taken is not None:
-            self.num_held += num_slots - taken[1]
-        return taken
 
     def adopt(self, slots: Slots) -> None:
         """Take over slots that a caller was handed out. UsageError if they are not his to give."""

@@ -13,14 +13,16 @@ waiter to give way.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import anyio
 
 from aradix.cache.hold import NO_SLOTS, Hold
 from aradix.cache.pins import Pins
 from aradix.cache.pool import SlotPool
+from aradix.cache.watch import Watcher
 from aradix.errors import RequestTooLargeError, RetractError
+from aradix.memory.page_table import HELD
 from aradix.tree.protocol import Slots, TreeCore
 
 __all__ = ["Admissions", "Pressure", "SlotWaiter"]
@@ -30,6 +32,7 @@ class SlotWaiter:
     """One waiting call: a lease that grows by `num_tokens`, or (`reserve`) one that waits to be entered."""
 
     __slots__ = (
+        "began",
         "blocked",
         "error",
         "event",
@@ -49,6 +52,7 @@ class SlotWaiter:
         self.reserve = reserve
         self.keeps_pins = keeps_pins
         self.version = -1
+        self.began = 0.0
         self.blocked = False
         self.granted = False
         self.num_before = 0
@@ -88,11 +92,8 @@ class Admissions(Protocol):
     def evict_for(self, hold: Hold, num_slots: int, demand: int) -> int:
         """Evict so many tokens into the allocator, for a lease that demands so many in all."""
 
-    def note_grown(self, hold: Hold, num_evicted: int) -> None:
-        """A lease grew by the short way, and was counted as a hit in the tree."""
-
-    def note_taken(self, num_evicted: int) -> None:
-        """Slots were taken, for which so many tokens were evicted in the same call."""
+    def note_taken(self, hold: Hold, num_evicted: int) -> None:
+        """A lease grew by the short way, in which the tree counted its hit, and evicted so many tokens."""
 
     def others_can_release(self) -> bool:
         """Whether slots are pinned or held by something that is not an entered lease."""
@@ -104,7 +105,16 @@ class Admissions(Protocol):
 class Pressure:
     """The slot waiters of a cache. Nothing here waits but `wait`."""
 
-    def __init__(self, core: TreeCore, pool: SlotPool, cache: Admissions, holds: dict[int, Hold]) -> None:
+    def __init__(
+        self,
+        core: TreeCore,
+        pool: SlotPool,
+        cache: Admissions,
+        holds: dict[int, Hold],
+        clock: Callable[[], float],
+    ) -> None:
+        self.watch: Watcher | None = None
+        self._clock = clock
         self.growth: list[SlotWaiter] = []
         self.admission: list[SlotWaiter] = []
         self.num_waits = 0
@@ -117,7 +127,10 @@ class Pressure:
         self._cache = cache
         self._holds = holds
         self._page_size = core.page_size
+        # By which a compiled tree does the plain case of a step in one call; see its short_ways.cpp.
         self._takes_short_ways = core.name == "cpp" and not pool.streams and not core.shares()
+        self._short_core: Any = core
+        self._table = pool.allocator.table
         self._busy = False
         self._again = False
 
@@ -136,11 +149,6 @@ class Pressure:
             return NO_SLOTS
         if self.is_timed and num_slots > self._pool.num_coming:
             self._cache.end_expired()
-        if hold.stream is None and self._takes_short_ways:
-            taken = self._pool.take_from(self._core, num_slots)
-            if taken is not None:
-                self._cache.note_taken(taken[1])
-                return taken[0]
         was_busy, self._busy = self._busy, True
         try:
             slots = self._pool.take(num_slots, hold.stream) if num_slots <= self._pool.num_coming else None
@@ -159,13 +167,16 @@ class Pressure:
         """Serve a growth at once, unless others wait for theirs."""
         if self.is_timed:
             self._cache.end_expired()
-        if self._takes_short_ways and not self.growth:
-            num_evicted = self._pool.grow(self._core, hold, num_tokens)
-            if num_evicted is not None:
-                self._cache.note_grown(hold, num_evicted)
+        if self._takes_short_ways and not self.growth and self.watch is None:
+            taken = self._short_core.grow_hold(hold, self._table, num_tokens, HELD)
+            if taken is not None:
+                num_taken, num_evicted, grew = taken
+                self._pool.num_held += num_taken
+                self._cache.note_taken(hold, num_evicted)
                 if self._again:
                     self._catch_up()
-                return True
+                if grew:
+                    return True
         num_slots = hold.fresh_slots_for(num_tokens, self._page_size)
         if num_slots and self.growth:
             return False
@@ -210,6 +221,7 @@ class Pressure:
         queue = self.admission if waiter.reserve else self.growth
         queue.append(waiter)
         waiter.hold.waiting = True
+        waiter.began = self._clock()
         self.num_waits += 1
         self.changed()
         try:
@@ -221,6 +233,9 @@ class Pressure:
                 self._leave(waiter)
             self.changed()
             raise
+        finally:
+            if self.watch is not None:
+                self.watch.waited_for_slots(waiter.began)
         if waiter.error is not None:
             raise waiter.error
 

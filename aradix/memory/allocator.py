@@ -63,19 +63,20 @@ def _step(method: Callable[Concatenate[_Self, _P], _R]) -> Callable[Concatenate[
     @functools.wraps(method)
     def step(self: _Self, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
-            with self.lock:
+            with self._lock:
                 if self._busy:
                     raise UsageError(
                         f"{method.__name__}() was called in the middle of another call of the same allocator, from an "
                         "event or a finaliser (hint: retire() is safe there)"
                     )
-                self._busy = True
+                self._busy, self._table.quiet = True, False
                 try:
                     if self._returned:
                         self._drain()
                     return method(self, *args, **kwargs)
                 finally:
                     self._busy = False
+                    self._table.quiet = not (self._returned or self._limbo.num_pages or self._carry)
         finally:
             # Whoever is in the middle of a step calls the listeners at its end.
             if self._listeners.changed and not self._busy:
@@ -123,7 +124,7 @@ class SlotAllocator(Sizes):
         self._limbo = Limbo(self._events)
         self._carry = CarryTable(num_pages)
         # Reentrant only so that a finaliser may retire() in the middle of a step; `_busy` refuses all else.
-        self.lock = threading.RLock()
+        self._lock = threading.RLock()
         self._busy = False
         self._returned: deque[_Return] = deque()
         self._unreported: TransferError | None = None
@@ -177,13 +178,14 @@ class SlotAllocator(Sizes):
         In the middle of another call on the same thread it only validates: the events are recorded at the start of the
         next call, and a `TransferError` is raised by the next one that polls.
         """
-        with self.lock:
+        with self._lock:
             users, fence = self._check_users(streams, fence)
             pages = self._pages.parse(slots, OUT, repeated=DoubleFreeError)
             self._table.claim(pages, RETIRING)
             # The lock is ours, so a busy allocator is in a step of this very thread.
             returned = _Return(pages, users, fence, deferred=self._busy)
             self._returned.append(returned)
+            self._table.quiet = False
         if not returned.deferred:
             self._drain_step()
             if returned.error is not None:
@@ -201,39 +203,25 @@ class SlotAllocator(Sizes):
 
     def alloc_held(self, n: int, stream: Stream | None = None, host_visible: bool = False) -> Slots | None:
         """As `alloc`, but the pages are held by a cache: `free` refuses them. An int64 array. Does not wait."""
-        with self.lock:
+        with self._lock:
             if not self._busy and not self._returned:
                 slots = self._table.take(n, HELD)
                 if slots is not None:
                     return slots
         return self._alloc(n, stream, host_visible, HELD)
 
-    def plain_table(self) -> PageTable | None:
-        """The page table, where free slots are all that has to be looked at: nothing is retired, nothing under way.
+    @property
+    def table(self) -> PageTable:
+        """The page table. A compiled tree takes slots from it and gives them back, in the calls that need them.
 
-        For a cache with a compiled tree, which takes slots from it and gives them back in the calls that need them; to
-        be asked and used while `lock` is held, with `note_given` to follow once slots came back.
+        Only while it is `quiet`; `note_given` follows where slots came back.
         """
-        if self._busy or self._returned or self._limbo.num_pages or self._carry:
-            return None
         return self._table
 
     def note_given(self) -> None:
-        """Tell the listeners that slots came back by way of `plain_table`."""
+        """Tell the listeners that slots came back by way of `table`."""
         self._listeners.changed = True
         self._listeners.notify()
-
-    def alloc_held_from(self, tree: Any, n: int) -> tuple[Slots, int] | None:
-        """As `alloc_held`, where what is short comes out of `tree` in the same call; and how many slots did.
-
-        `tree.take_from(table, n, state)` does it, which only a compiled core has. Slots that come back that way are
-        behind no fence, so `None`, and then nothing was changed, while any are retired. Does not wait.
-        """
-        with self.lock:
-            if self._busy or self._returned or self._limbo.num_pages or self._carry:
-                return None
-            taken: tuple[Slots, int] | None = tree.take_from(self._table, n, HELD)
-            return taken
 
     @_step
     def adopt(self, slots: Any) -> None:
@@ -252,7 +240,7 @@ class SlotAllocator(Sizes):
     def free_held(self, slots: Any, streams: Iterable[Stream] = (), *, fence: Fence | None = None) -> None:
         """As `free`, for pages that a cache holds; `UsageError` for a caller's. Does not wait."""
         if streams == () and fence is None:
-            with self.lock:
+            with self._lock:
                 idle = not self._busy and not self._returned and not self._carry
                 given = idle and self._table.give(slots, HELD)
             if given:

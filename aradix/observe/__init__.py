@@ -1,7 +1,7 @@
 """What others see of a cache: KV events on the wire, metrics, a page to look at. Each needs an extra of its own.
 
-`KVEventPublisher` needs `aradix[zmq]`. They are imported when they are first asked for, so one does not need what
-another stands on.
+`KVEventPublisher` needs `aradix[zmq]`, `CacheMetrics` needs `aradix[metrics]`. They are imported when they are first
+asked for, so one does not need what another stands on.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from aradix.observe.metrics import CacheMetrics
     from aradix.observe.publisher import KVEventPublisher
 
-__all__ = ["KVEventPublisher"]
+__all__ = ["CacheMetrics", "KVEventPublisher"]
 
-_OWNERS = {"KVEventPublisher": "publisher"}
+_OWNERS = {"CacheMetrics": "metrics", "KVEventPublisher": "publisher"}
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 

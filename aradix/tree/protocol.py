@@ -25,6 +25,7 @@ __all__ = [
     "Detached",
     "Freed",
     "Gate",
+    "Glance",
     "Inserted",
     "Latch",
     "Match",
@@ -209,6 +210,27 @@ class ShareView(NamedTuple):
     evicted: int
 
 
+class Glance(NamedTuple):
+    """One node as `glance` shows it: little enough to be asked for often. `first_tokens` are of up to eight items."""
+
+    node_id: int
+    parent_id: int
+    namespace: Namespace
+    depth: int
+    num_tokens: int
+    first_tokens: bytes
+    lock_ref: int
+    gate: Gate
+    latch: Latch
+    residency: str
+    detached: bool
+    hit_count: int
+    priority: int
+    last_access: int
+    created: int
+    children: list[int]
+
+
 class TreeCore(Protocol):
     """A radix tree over token ids. See the module's docstring for the rules that hold for every method.
 
@@ -353,6 +375,22 @@ class TreeCore(Protocol):
 
     def child_ids(self, node_id: int) -> list[int]:
         """The children of a node, those of 0 being the roots that can be matched. KeyError if it is no more."""
+
+    @property
+    def tick(self) -> int:
+        """Counts the steps that touch; `last_access` and `created` are in it."""
+
+    def roots(self) -> list[int]:
+        """The ids of the roots, a namespace each."""
+
+    def glance(self, node_id: int, *, children: bool = True) -> Glance | None:
+        """One node, and the ids of its children if asked; None if there is no such node any more."""
+
+    def look(self, key: RadixKey) -> list[int]:
+        """The ids of the nodes that a match of a key would walk, from the root on, the last perhaps matched in part."""
+
+    def next_victim(self) -> int:
+        """The id of the leaf that `evict` would begin with; 0 if there is none."""
 
     def walk(self, *, detached: bool = False) -> Iterator[NodeView]:
         """Every node, a parent before its children; with `detached` those that were flushed and are held."""

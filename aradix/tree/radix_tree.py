@@ -20,6 +20,7 @@ from aradix.tree.protocol import (
     Detached,
     Freed,
     Gate,
+    Glance,
     Inserted,
     Latch,
     Match,
@@ -30,6 +31,9 @@ from aradix.tree.protocol import (
 from aradix.tree.walking import NOTHING_STOPS
 
 __all__ = ["RadixTree"]
+
+_SHOWN_ITEMS = 8
+"""Tokens or bigrams of a node that a glance shows."""
 
 _NO_MATCH = Match(0, 0, NOWHERE, 0, ())
 
@@ -319,6 +323,52 @@ class RadixTree(KeepingSteps):
     def child_ids(self, node_id: int) -> list[int]:
         nodes = self._nodes[node_id].children if node_id else self._roots
         return [node.node_id for node in nodes.values()]
+
+    @property
+    def tick(self) -> int:
+        return self._tick
+
+    def roots(self) -> list[int]:
+        return [root.node_id for root in self._roots.values()]
+
+    def glance(self, node_id: int, *, children: bool = True) -> Glance | None:
+        node = self._nodes.get(node_id)
+        if node is None:
+            return None
+        return Glance(
+            node_id=node_id,
+            parent_id=node.parent.node_id if node.parent is not None else 0,
+            namespace=node.namespace,
+            depth=node.depth // self._item_bytes,
+            num_tokens=node.num_tokens,
+            first_tokens=bytes(node.tokens[: _SHOWN_ITEMS * self._item_bytes]),
+            lock_ref=node.lock_ref,
+            gate=node.gate,
+            latch=node.job.latch if node.job is not None else Latch.NONE,
+            residency="device" if node.host is None else "both" if node.slots else "host",
+            detached=node.detached,
+            hit_count=node.hit_count,
+            priority=node.priority,
+            last_access=node.last_access,
+            created=node.created,
+            children=[child.node_id for child in node.children.values()] if children else [],
+        )
+
+    def look(self, key: RadixKey) -> list[int]:
+        root = self._roots.get(key.namespace)
+        if root is None:
+            return []
+        node, child, size, _ = self._descend(key, root, self._stop(key, None), NOTHING_STOPS)
+        path = [] if child is None or not size else [child.node_id]
+        above: TreeNode | None = node
+        while above is not None:
+            path.append(above.node_id)
+            above = above.parent
+        return path[::-1]
+
+    def next_victim(self) -> int:
+        leaf = self._least(self._evictable)
+        return 0 if leaf is None else leaf.node_id
 
     def walk(self, *, detached: bool = False) -> Iterator[NodeView]:
         for root in list(self._detached_roots.values() if detached else self._roots.values()):

@@ -9,7 +9,7 @@ import anyio
 import numpy as np
 import torch
 
-from aradix import CacheInitParams, InsertParams, InsertResult, Lease, Namespace, NodeRef, RadixCache, RadixKey
+from aradix import CacheInitParams, InsertParams, InsertResult, Namespace, NodeRef, RadixCache, RadixKey
 from aradix.cache.low_level import value_array
 from aradix.params import FlushResult
 from aradix.tree.node import TreeNode
@@ -107,25 +107,11 @@ def _joined_key(key: RadixKey) -> RadixKey:
     return copy
 
 
-class _JoinedLease(Lease):
-    __slots__ = ()
-
-    def fork(self) -> Lease:
-        twin = super().fork()
-        become(twin, _JoinedLease)
-        return twin
-
-
 class _JoinedNamespace(RadixCache):
     """A namespace is the text of its fields, one after the other."""
 
     def _view(self, key: RadixKey) -> RadixKey:
         return _joined_key(super()._view(key))
-
-    def lease(self, key: RadixKey, **options: Any) -> Lease:
-        lease = super().lease(key, **options)
-        become(lease, _JoinedLease)
-        return lease
 
     async def flush(self, namespace: Namespace | str | None = None, **fields: str | int | None) -> FlushResult:
         return await super().flush(None if namespace is None else _joined(Namespace.of(namespace)), **fields)

@@ -201,14 +201,16 @@ async def test_an_expired_pin_is_found_by_whoever_needs_the_room(core: str) -> N
 
 
 async def test_who_waits_is_served_when_the_time_is_over_and_is_not_told_to_give_way() -> None:
-    async with opened(16, clock=anyio.current_time) as cache:
+    clock = Clock()
+    async with opened(16, clock=clock) as cache:
         await filled(cache, key(range(8)))
-        pin = cache.pin(key(range(8)), ttl=0.02)
+        pin = cache.pin(key(range(8)), ttl=0.001)
         first = await entered(cache, key(range(20, 32)), 4)
         second = await entered(cache, key(range(40, 52)), 4)
         async with anyio.create_task_group() as tasks:
             waiting = [await begin(tasks, first.allocate, 4), await begin(tasks, second.allocate, 4)]
             assert all(each.waits for each in waiting)
+            clock.now += 1
         assert all(each.returned for each in waiting)
         assert pin.ended == "expired"
         assert cache.stats().retracts == 0

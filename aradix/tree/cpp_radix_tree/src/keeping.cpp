@@ -158,15 +158,6 @@ int64_t Tree::evict_into(PageTable &table, int64_t count, int state) {
     return evicted;
 }
 
-nb::object Tree::take_from(PageTable &table, int64_t num_slots, int state) {
-    Step step(*this);
-    int64_t missing = num_slots - table.free_slots();
-    if (num_slots < 0 || has_marks() || missing > evictable_tokens)
-        return nb::none();
-    int64_t evicted = missing > 0 ? evict_into(table, missing, state) : 0;
-    return nb::make_tuple(table.take(num_slots, state), evicted);
-}
-
 // ---- shares ----
 
 uint32_t Tree::share_of(nb::handle name_space) {

@@ -46,6 +46,7 @@ public:
     int64_t num_nodes = 0;
     size_t num_namespaces() const { return static_cast<size_t>(PyDict_GET_SIZE(roots_.ptr())); }
     size_t page_size() const { return page_size_; }
+    int64_t tick() const { return tick_; }
     const Ranking &ranking() const { return ranking_; }
 
     nb::object take_events();

@@ -83,6 +83,12 @@ NB_MODULE(_native, module) {
     // A tree that is alive when the interpreter ends is no leak worth telling users of.
     nb::set_leak_warnings(false);
 
+#ifdef __SANITIZE_ADDRESS__
+    module.attr("sanitized") = true;
+#else
+    module.attr("sanitized") = false;
+#endif
+
     module.def(
         "sha256",
         [](nb::bytes data, bool portably) {
@@ -98,6 +104,7 @@ NB_MODULE(_native, module) {
         .def(nb::init<nb::object, nb::object, int64_t, int>(), "states"_a, "stack"_a, "page_size"_a, "free"_a)
         .def_ro("num_free", &PageTable::num_free)
         .def_ro("num_pages", &PageTable::num_pages)
+        .def_rw("quiet", &PageTable::quiet)
         .def_ro("page_size", &PageTable::page_size)
         .def_prop_ro("free_slots", &PageTable::free_slots)
         .def_prop_ro("states", &PageTable::states_array)
@@ -195,7 +202,6 @@ NB_MODULE(_native, module) {
         .def("share_of", &Tree::share_of, "namespace"_a)
         .def("charge", &Tree::charge, "share"_a, "num_tokens"_a)
         .def("shares", &Tree::shares)
-        .def("take_from", &Tree::take_from, "table"_a, "num_slots"_a, "state"_a)
         .def("enter_hold", &Tree::enter_hold, "hold"_a)
         .def("grow_hold", &Tree::grow_hold, "hold"_a, "table"_a, "num_tokens"_a, "state"_a)
         .def("publish_hold", &Tree::publish_hold, "hold"_a, "table"_a, "key"_a, "state"_a)
@@ -211,5 +217,10 @@ NB_MODULE(_native, module) {
         .def("take_events", &Tree::take_events)
         .def("view", &Tree::view, "node_id"_a)
         .def("child_ids", &Tree::child_ids, "node_id"_a)
+        .def_prop_ro("tick", [](const Tree &tree) { return tree.tick(); })
+        .def("roots", &Tree::roots)
+        .def("glance", &Tree::glance, "node_id"_a, nb::kw_only(), "children"_a = true)
+        .def("look", &Tree::look, "key"_a)
+        .def("next_victim", &Tree::next_victim)
         .def("walk", &Tree::walk, nb::kw_only(), "detached"_a = false);
 }

@@ -22,6 +22,7 @@ public:
     int64_t num_free = 0;
     int64_t num_pages = 0;
     int64_t page_size = 1;
+    bool quiet = true;
 
     nb::list counts() const;
     int64_t count(int state) const { return counts_[checked_state(state)]; }

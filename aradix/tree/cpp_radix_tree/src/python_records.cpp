@@ -39,6 +39,8 @@ Records::Records() {
     closed = protocol.attr("Closed");
     node_view = protocol.attr("NodeView");
     share_view = protocol.attr("ShareView");
+    glance = protocol.attr("Glance");
+    on_device = interned("device");
     ready = protocol.attr("Ready");
     nowhere = protocol.attr("NOWHERE");
     node_ref = nb::borrow(nowhere.type());

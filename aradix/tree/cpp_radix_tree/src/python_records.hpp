@@ -15,7 +15,7 @@ namespace nb = nanobind;
 struct Records {
     Records();
 
-    nb::object match, node_ref, freed, inserted, detached, closed, node_view, share_view, ready;
+    nb::object match, node_ref, freed, inserted, detached, closed, node_view, share_view, glance, on_device, ready;
     nb::object block_stored, block_removed, all_blocks_cleared;
     nb::object gates[4];
     nb::object nowhere, no_latch, no_match, no_slots, no_streams, nothing;

@@ -34,26 +34,27 @@ nb::object Tree::grow_hold(Hold &hold, PageTable &table, int64_t num_tokens, int
     int64_t evicted = 0;
     if (fresh != 0) {
         int64_t missing = fresh - table.free_slots();
-        if (has_marks() || hold.fences() || missing > evictable_tokens)
+        if (has_marks() || hold.fences() || !table.quiet || missing > evictable_tokens)
             return nb::none();
         if (missing > 0)
             evicted = evict_into(table, missing, state);
         int64_t *out = hold.extend(fresh);
         if (!table.take_run(out, fresh, state)) {
+            // Somebody on another thread was quicker, while an event was told.
             hold.unextend(fresh);
-            throw std::runtime_error("the pool has fewer slots than were just given back to it");
+            return nb::make_tuple(-evicted, evicted, false);
         }
     }
     hold.num_own += num_tokens;
     ++hold.version;
     if (!hold.counted && !hold.resume && hold.num_matched != 0 && hold.node_id != 0)
         count_hit(node_named(hold.node_id));
-    return nb::make_tuple(fresh - evicted, evicted);
+    return nb::make_tuple(fresh - evicted, evicted, true);
 }
 
 nb::object Tree::publish_hold(Hold &hold, PageTable &table, nb::handle view, int state) {
     Step step(*this);
-    if (has_marks() || hold.fences() || !hold.store || !hold.counted || hold.node_id == 0)
+    if (has_marks() || hold.fences() || !table.quiet || !hold.store || !hold.counted || hold.node_id == 0)
         return nb::none();
     Key key = read_key(view), before = read_key(hold.key);
     size_t size = key.size, known = before.size;
@@ -98,7 +99,7 @@ nb::object Tree::publish_hold(Hold &hold, PageTable &table, nb::handle view, int
 
 nb::object Tree::leave_hold(Hold &hold, PageTable &table, int state) {
     Step step(*this);
-    if (has_marks() || hold.fences() || hold.waiting)
+    if (has_marks() || hold.fences() || !table.quiet || hold.waiting)
         return nb::none();
     nb::list freed;
     if (hold.node_id != 0) {

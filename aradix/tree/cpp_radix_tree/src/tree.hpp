@@ -25,14 +25,9 @@ public:
     void decay(int64_t now);
 
     nb::object evict(nb::handle num_tokens, nb::handle name_space, nb::handle demand, bool only_excess);
-    // For a cache whose slots nothing fences: what it lacks of so many slots goes from the least valuable leaves
-    // straight to the table's free list, and then they are taken. (slots, number evicted); None, and then nothing was
-    // changed, where they cannot be had this way.
-    nb::object take_from(PageTable &table, int64_t num_slots, int state);
-
     // The plain case of what a lease does (short_ways.cpp). False or None: it is not plain, and nothing was changed.
     bool enter_hold(Hold &hold);
-    // (slots taken beyond those evicted, tokens evicted)
+    // (slots taken beyond those evicted, tokens evicted, whether it grew)
     nb::object grow_hold(Hold &hold, PageTable &table, int64_t num_tokens, int state);
     // (prefix_len, end, last, duplicates or None)
     nb::object publish_hold(Hold &hold, PageTable &table, nb::handle key, int state);
@@ -60,6 +55,11 @@ public:
     nb::object view(int64_t node_id);
     nb::object child_ids(int64_t node_id);
     nb::object walk(bool detached);
+
+    nb::object roots();
+    nb::object glance(int64_t node_id, bool children);
+    nb::object look(nb::handle key);
+    int64_t next_victim();
 
 private:
     // Where a walk ended: the last whole node, the child matched in part and by how many bytes, or the gate met.
