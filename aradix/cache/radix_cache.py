@@ -11,6 +11,7 @@ alone.
 
 from __future__ import annotations
 
+import logging
 import sys
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -52,6 +53,8 @@ from aradix.tree import make_core
 from aradix.tree.protocol import NOWHERE, Slots
 
 __all__ = ["RadixCache"]
+
+_log = logging.getLogger("aradix.cache")
 
 _Params = TypeVar("_Params", MatchPrefixParams, InsertParams, EvictParams)
 
@@ -111,6 +114,8 @@ class RadixCache(EventCalls):
         await self._task_group.__aenter__()
         self._background.start(self._task_group)
         self._calls.open(self._home, self._background)
+        allocator = self._params.allocator
+        _log.info("opened: %d slots in pages of %d, %s core", allocator.num_slots, allocator.page_size, self._core.name)
         self._unsubscribe = self._params.allocator.subscribe(self._on_slots)
         return self
 
@@ -155,6 +160,7 @@ class RadixCache(EventCalls):
         self._gates.close_down(closed_error)
         self._pool.give_back_all(self._core.detach().freed)
         self._event_sinks.close()
+        _log.info("closed, with %d leases held", len(self._holds))
         self._calls.note_policy_failure()
 
     async def _take_turn(self) -> None:
@@ -393,6 +399,7 @@ class RadixCache(EventCalls):
         self._pressure.admission_unblocked()
         self._gates.serve_walkers()
         self._leases.changed()
+        _log.info("flushed: %d tokens freed, %d held by leases", done.num_freed, done.num_held)
         return FlushResult(done.num_freed, done.num_held)
 
     def stats(self) -> CacheStats:

@@ -17,7 +17,7 @@ from aradix.errors import UsageError
 
 __all__ = ["HostEvent", "HostStream", "InlineStream"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("aradix.memory")
 
 _Step = Callable[[], object]
 
