@@ -12,6 +12,7 @@ alone.
 
 from __future__ import annotations
 
+import logging
 import sys
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -53,6 +54,8 @@ from aradix.tree import make_core
 from aradix.tree.protocol import NOWHERE, Slots
 
 __all__ = ["RadixCache"]
+
+_log = logging.getLogger("aradix.cache")
 
 _Params = TypeVar("_Params", MatchPrefixParams, InsertParams, EvictParams)
 
@@ -114,6 +117,8 @@ class RadixCache(KeepingCalls, EventCalls):
         await self._task_group.__aenter__()
         self._background.start(self._task_group)
         self._calls.open(self._home, self._background)
+        allocator = self._params.allocator
+        _log.info("opened: %d slots in pages of %d, %s core", allocator.num_slots, allocator.page_size, self._core.name)
         self._unsubscribe = self._params.allocator.subscribe(self._on_slots)
         return self
 
@@ -159,6 +164,7 @@ class RadixCache(KeepingCalls, EventCalls):
         self._leases.pins.end_all("closed")
         self._pool.give_back_all(self._core.detach().freed)
         self._event_sinks.close()
+        _log.info("closed, with %d leases held", len(self._holds))
         self._calls.note_policy_failure()
 
     async def _take_turn(self) -> None:
