@@ -24,6 +24,8 @@ from aradix.params import (
     MatchPrefixParams,
     MatchResult,
     NodeRef,
+    PriorityRange,
+    TenantStats,
 )
 
 __all__ = [
@@ -45,9 +47,11 @@ __all__ = [
     "MatchResult",
     "Namespace",
     "NodeRef",
+    "PriorityRange",
     "RadixCache",
     "RadixKey",
     "SlotAllocator",
+    "TenantStats",
     "errors",
     "events",
     "policies",

@@ -10,7 +10,8 @@ from typing import Any
 import anyio
 import pytest
 
-from aradix import RadixCache, RadixKey
+import aradix
+from aradix import RadixCache, RadixKey, SlotAllocator
 from aradix.errors import RetractError
 from tests.support.caches import opened
 from tests.support.places import ROOT
@@ -89,3 +90,10 @@ async def test_the_request_example_gives_way_and_comes_back() -> None:
     stats = cache.stats()
     assert stats.retracts > 0
     assert (stats.queries, stats.resumes) == (6, stats.retracts)
+
+
+@pytest.mark.anyio
+async def test_the_operators_example_keeps_what_is_pinned() -> None:
+    names: dict[str, Any] = {name: getattr(aradix, name) for name in aradix.__all__}
+    exec(BLOCKS[2], names)
+    assert await names["serve"](SlotAllocator(100), [*range(20)], [*range(30, 40)], [*range(50, 60)]) == (20, 20, 50)

@@ -81,9 +81,13 @@ def run(options: argparse.Namespace) -> int:
     """
     serve = _server()
     app = serve.attached(options.attach)
-    with serve.serving(app, *options.bind) as url:
-        print(f"{options.attach} is shown at {url} until Ctrl-C", file=sys.stderr, flush=True)
-        anyio.run(_interrupted)
+
+    async def show() -> None:
+        async with serve.serving(app, *options.bind) as url:
+            print(f"{options.attach} is shown at {url} until Ctrl-C", file=sys.stderr, flush=True)
+            await _interrupted()
+
+    anyio.run(show)
     return 0
 
 
@@ -105,7 +109,7 @@ def shown(options: argparse.Namespace) -> Callable[[RadixCache], AbstractAsyncCo
     async def show(cache: RadixCache) -> AsyncIterator[None]:
         from aradix.observe.inspection import inspector
 
-        with serve.serving(inspector(cache, show_tokens=True), *options.inspect) as url:
+        async with serve.serving(inspector(cache, show_tokens=True), *options.inspect) as url:
             print(f"the replay is shown at {url}", file=sys.stderr, flush=True)
             yield
             if stays:

@@ -7,8 +7,8 @@ import socket
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -29,9 +29,9 @@ DEFAULT_PORT = 8188
 _PATIENCE_SECONDS = 5.0
 
 
-@contextmanager
-def serving(app: Any, host: str = DEFAULT_HOST, port: int = DEFAULT_PORT) -> Iterator[str]:
-    """Serve an ASGI app until the block is left; gives its URL. Port 0 takes a free one. Blocks while it stops.
+@asynccontextmanager
+async def serving(app: Any, host: str = DEFAULT_HOST, port: int = DEFAULT_PORT) -> AsyncIterator[str]:
+    """Serve an ASGI app until the block is left; gives its URL. Port 0 takes a free one. Waits while it stops.
 
     Raises:
         ConfigError: nothing can be served there.
@@ -42,7 +42,7 @@ def serving(app: Any, host: str = DEFAULT_HOST, port: int = DEFAULT_PORT) -> Ite
     except OSError as error:
         raise ConfigError(f"the inspector cannot be served at {host}:{port}: {error}") from error
     server = uvicorn.Server(
-        uvicorn.Config(app, log_level="warning", lifespan="off", access_log=False, timeout_graceful_shutdown=1)
+        uvicorn.Config(app, log_level="error", lifespan="off", access_log=False, timeout_graceful_shutdown=1)
     )
     thread = threading.Thread(target=server.run, args=([listening],), name="aradix inspector", daemon=True)
     thread.start()
@@ -51,7 +51,9 @@ def serving(app: Any, host: str = DEFAULT_HOST, port: int = DEFAULT_PORT) -> Ite
         yield f"http://{shown}:{listening.getsockname()[1]}/"
     finally:
         server.should_exit = True
-        thread.join(_PATIENCE_SECONDS)
+        with anyio.CancelScope(shield=True):
+            # Whoever is being answered may need this loop for it.
+            await anyio.to_thread.run_sync(thread.join, _PATIENCE_SECONDS)
         listening.close()
 
 

@@ -131,7 +131,7 @@ async def test_the_page_shows_a_live_cache(browser: Browser, tmp_path: Path) -> 
     async with opened(512, high_watermark=0.1, low_watermark=0.05) as cache:
         await busy(cache)
         lease = await entered(cache, key(range(40), 77), 1)
-        with serving(inspector(cache), port=0) as url:
+        async with serving(inspector(cache), port=0) as url:
             await off(browser.open, url + "?theme=dark")
             await off(browser.wait_until, "tree !== null && state.tick > 0 && document.querySelector('.live.on')")
             stats = cache.stats()
@@ -168,7 +168,7 @@ async def test_the_page_shows_a_live_cache(browser: Browser, tmp_path: Path) -> 
 async def test_one_can_zoom_search_and_colour(browser: Browser) -> None:
     async with opened(512) as cache:
         await busy(cache)
-        with serving(inspector(cache, show_tokens=True), port=0) as url:
+        async with serving(inspector(cache, show_tokens=True), port=0) as url:
             await off(browser.open, url + "?theme=light")
             await off(browser.wait_until, "tree !== null && cells.length > 3")
             await off(browser.point, "mousemove", 0.05, 60)
@@ -216,11 +216,11 @@ async def test_one_can_zoom_search_and_colour(browser: Browser) -> None:
 async def test_the_page_says_when_nobody_answers_and_when_the_cache_is_closed(browser: Browser) -> None:
     async with opened(64) as cache:
         await filled(cache, key(range(8)))
-        exits = contextlib.ExitStack()
-        url = exits.enter_context(serving(inspector(cache), port=0))
+        exits = contextlib.AsyncExitStack()
+        url = await exits.enter_async_context(serving(inspector(cache), port=0))
         await off(browser.open, url)
         await off(browser.wait_until, "document.querySelector('.live.on')")
-    with exits:
+    async with exits:
         await off(browser.wait_until, "document.getElementById('live').textContent === 'closed'")
     await off(browser.wait_until, "document.getElementById('live').textContent === 'no answer'")
     await off(browser.leave)

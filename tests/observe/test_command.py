@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import pytest
 
 from aradix.cli import main
@@ -58,29 +61,18 @@ def test_a_port_that_is_taken_is_said_in_one_line(capsys: pytest.CaptureFixture[
 
 def test_a_replay_is_seen_live(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[dict[str, Any]] = []
-    watching: list[threading.Thread] = []
     serving = serve.serving
 
-    def watched(app: Any, host: str, port: int) -> Any:
-        served = serving(app, host, port)
+    @asynccontextmanager
+    async def watched(app: Any, host: str, port: int) -> AsyncIterator[str]:
+        async with serving(app, host, port) as url, anyio.create_task_group() as tasks:
 
-        class Watched:
-            def __enter__(self) -> str:
-                url = served.__enter__()
+            def look() -> None:
+                with urllib.request.urlopen(f"{url}api/state") as answer:
+                    seen.append(json.load(answer))
 
-                def look() -> None:
-                    with urllib.request.urlopen(f"{url}api/state") as answer:
-                        seen.append(json.load(answer))
-
-                watching.append(threading.Thread(target=look))
-                watching[0].start()
-                return url
-
-            def __exit__(self, *error: object) -> None:
-                watching[0].join()
-                served.__exit__(*error)
-
-        return Watched()
+            tasks.start_soon(anyio.to_thread.run_sync, look)
+            yield url
 
     monkeypatch.setattr(serve, "serving", watched)
     arguments = ["replay", "--inspect", "0", "--limit", "200", "--pace", "400", "--capacity", "20000", "--no-stay"]

@@ -56,7 +56,7 @@ async def with_tree(url: str) -> Any:
 
 async def test_it_tells_what_the_cache_is_and_what_goes_on_in_it() -> None:
     async with opened(64, 4, eviction_policy="lfu", high_watermark=0.1) as cache:
-        with serving(inspector(cache), port=0) as url:
+        async with serving(inspector(cache), port=0) as url:
             about = (await ask(f"{url}api/about")).found
             assert (about["policy"], about["page_size"], about["num_slots"], about["high"]) == ("lfu", 4, 64, 0.1)
             await filled(cache, key(range(16)), key(range(8), 50, 51, 52, 53, namespace=Namespace(tenant="t")))
@@ -88,7 +88,7 @@ async def test_it_tells_what_the_cache_is_and_what_goes_on_in_it() -> None:
 async def test_searching_finds_a_prefix_in_its_namespace() -> None:
     async with opened(64) as cache:
         await filled(cache, key(range(1, 9)), key(range(1, 5), 30, 31))
-        with serving(inspector(cache), port=0) as url:
+        async with serving(inspector(cache), port=0) as url:
             found = (await ask(f"{url}api/search?tokens=1,2,3,4,5,99")).found
             assert (found["matched"], found["asked"], found["ns"]) == (5, 6, "default")
             assert [node["n"] for node in found["path"]] == [0, 4, 4]
@@ -105,14 +105,14 @@ async def test_searching_finds_a_prefix_in_its_namespace() -> None:
 async def test_token_ids_are_hidden_unless_allowed(allowed: bool) -> None:
     async with opened(64) as cache:
         await filled(cache, key(range(123456, 123466)))
-        with serving(inspector(cache, show_tokens=allowed), port=0) as url:
+        async with serving(inspector(cache, show_tokens=allowed), port=0) as url:
             found = await with_tree(url)
             assert ("123456" in json.dumps(found)) == allowed
 
 
 async def test_nothing_can_be_changed_and_nothing_is_loaded_from_elsewhere() -> None:
     async with opened(64) as cache:
-        with serving(inspector(cache), port=0) as url:
+        async with serving(inspector(cache), port=0) as url:
             page = await ask(url)
             assert page.status == 200
             assert "default-src 'none'" in page.headers["content-security-policy"]
@@ -127,19 +127,20 @@ async def test_nothing_can_be_changed_and_nothing_is_loaded_from_elsewhere() -> 
 async def test_it_binds_to_loopback_unless_told() -> None:
     async with opened(64) as cache:
         app = inspector(cache)
-        with serving(app, port=0) as url:
+        async with serving(app, port=0) as url:
             assert url.startswith("http://127.0.0.1:")
-        with serving(app, "0.0.0.0", 0) as url:
+        async with serving(app, "0.0.0.0", 0) as url:
             assert url.startswith("http://0.0.0.0:")
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
-            with pytest.raises(ConfigError, match=f"cannot be served at 127.0.0.1:{port}"), serving(app, port=port):
-                pass
+            with pytest.raises(ConfigError, match=f"cannot be served at 127.0.0.1:{port}"):
+                async with serving(app, port=port):
+                    pass
 
 
 async def test_a_cache_that_is_not_open_says_so_and_a_closed_one_still_answers() -> None:
     cache = RadixCache(CacheInitParams(allocator=SlotAllocator(8)))
-    with serving(inspector(cache), port=0) as url:
+    async with serving(inspector(cache), port=0) as url:
         answer = await ask(f"{url}api/state")
         assert (answer.status, answer.found) == (503, {"error": "the cache is not open yet"})
         async with cache:
@@ -151,15 +152,15 @@ async def test_a_cache_that_is_not_open_says_so_and_a_closed_one_still_answers()
 async def test_attaching_shows_the_page_of_another_inspector() -> None:
     async with opened(64) as cache:
         await filled(cache, key(range(8)))
-        with serving(inspector(cache), port=0) as inner:
+        async with serving(inspector(cache), port=0) as inner:
             app = await anyio.to_thread.run_sync(attached, inner)
-            with serving(app, port=0) as url:
+            async with serving(app, port=0) as url:
                 assert (await ask(url)).text == (await ask(inner)).text
                 assert (await with_tree(url))["tree"][0]["t"] == 8
                 assert (await ask(f"{url}api/search?tokens=0,1,9")).found["matched"] == 2
                 assert (await ask(f"{url}api/search?tokens=x")).status == 400
                 assert (await ask(f"{url}api/../secret")).status == 404
-        with serving(app, port=0) as url:
+        async with serving(app, port=0) as url:
             answer = await ask(f"{url}api/state")
             assert answer.status == 503
             assert "does not answer" in answer.found["error"]
