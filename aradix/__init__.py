@@ -3,6 +3,8 @@
 An async-safe radix tree over token ids whose nodes own KV slots. Start with `RadixCache` and `cache.lease(key)`.
 """
 
+import logging
+
 from aradix import errors, events, policies
 from aradix.cache.base_prefix_cache import BasePrefixCache
 from aradix.cache.chunk_cache import ChunkCache
@@ -25,6 +27,8 @@ from aradix.params import (
     MatchPrefixParams,
     MatchResult,
     NodeRef,
+    PriorityRange,
+    TenantStats,
 )
 
 __all__ = [
@@ -47,10 +51,14 @@ __all__ = [
     "MatchResult",
     "Namespace",
     "NodeRef",
+    "PriorityRange",
     "RadixCache",
     "RadixKey",
     "SlotAllocator",
+    "TenantStats",
     "errors",
     "events",
     "policies",
 ]
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())

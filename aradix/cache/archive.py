@@ -8,7 +8,7 @@ into the store by a task of the cache. A lease waits for the store only until it
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import anyio
@@ -231,21 +231,17 @@ class Archive:
 
     # ---- clearing and closing ----
 
-    def forget(self, namespace: Namespace | None) -> None:
-        """What is under way for a namespace, or at all, is of the past: it arrives nowhere."""
+    def forget(self, is_concerned: Callable[[Namespace], bool]) -> None:
+        """What is under way for some namespaces is of the past: it arrives nowhere."""
         waiting, self._puts = self._puts, deque()
         for put in waiting:
-            if namespace in (None, put.namespace):
+            if is_concerned(put.namespace):
                 self._end(put)
             else:
                 self._puts.append(put)
-        self._spoil(namespace)
-
-    def _spoil(self, namespace: Namespace | None) -> None:
-        for fetch in self._fetches.values():
-            fetch.stale = fetch.stale or namespace in (None, fetch.namespace)
-        if self._putting is not None and namespace in (None, self._putting.namespace):
-            self._putting.stale = True
+        for moving in (*self._fetches.values(), self._putting):
+            if moving is not None and is_concerned(moving.namespace):
+                moving.stale = True
 
     async def clear(self, namespace: Namespace | None) -> None:
         """Clear a namespace of the store, or all of this model and format. Waits for the store."""
@@ -254,9 +250,7 @@ class Archive:
     def close(self) -> None:
         """Begin nothing more, and put nothing more. What a task is at ends with its task."""
         self._tasks = None
-        while self._puts:
-            self._end(self._puts.popleft())
-        self._spoil(None)
+        self.forget(lambda namespace: True)
 
     def take_faults(self) -> list[TierFault]:
         """What the store reports since the last call."""

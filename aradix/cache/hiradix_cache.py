@@ -66,6 +66,7 @@ class HiRadixCache(RadixCache):
             policy=params.eviction_policy,
             evict_unit=params.evict_unit,
             record_events=params.enable_kv_cache_events,
+            shares=params.shares(),
             backup_hits=None if params.disable else _BACKUP_HITS[params.write_policy],
         )
         return self._tiered
@@ -151,20 +152,23 @@ class HiRadixCache(RadixCache):
             archive.open(self._task_group)
         return self
 
-    async def flush(self, namespace: Namespace | str | None = None) -> FlushResult:
+    async def flush(self, namespace: Namespace | str | None = None, **fields: str | int | None) -> FlushResult:
+        """As `RadixCache.flush`, on every tier; the page store is cleared of all where only fields are given. Waits for
+        the store, if there is one: what it answers changes nothing, for nothing cleared is found from the call on.
+        """
         await self._take_turn()
         self._settle()
-        flushed = None if namespace is None else Namespace.of(namespace)
-        sharers = self._tiers.loads.stop_waiting(lambda hold: flushed in (None, hold.key.namespace))
+        concerned = self._concerned(namespace, fields)
+        sharers = self._tiers.loads.stop_waiting(lambda hold: concerned(hold.key.namespace))
         archive = self._tiers.archive
         if archive is not None:
-            archive.forget(flushed)
+            archive.forget(concerned)
         try:
-            done = self._flush(flushed)
+            done = self._flush(namespace, fields)
         finally:
             self._tiers.loads.resume(sharers)
         if archive is not None:
-            await archive.clear(flushed)
+            await archive.clear(None if namespace is None else Namespace.of(namespace))
         return done
 
     def stats(self) -> CacheStats:

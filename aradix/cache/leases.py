@@ -6,7 +6,7 @@ serve a waiter at once. No step waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +17,15 @@ from aradix.cache.calls import Calls, closed_error
 from aradix.cache.hold import Hold, make_hold
 from aradix.cache.locks import Gates
 from aradix.cache.low_level import LowLevelPins
+from aradix.cache.pins import Pins
 from aradix.cache.pool import SlotPool
 from aradix.cache.pressure import Pressure
+from aradix.cache.tenants import Tenants
 from aradix.cache.watch import Watcher
 from aradix.errors import AradixError, LeaseReleasedError
 from aradix.keys import RadixKey
 from aradix.memory.page_table import HELD
-from aradix.params import CacheInitParams, InsertResult, NodeRef
+from aradix.params import CacheInitParams, InsertResult, NodeRef, PriorityRange
 from aradix.tree.protocol import Freed, Ready, Slots, TreeCore
 
 if TYPE_CHECKING:
@@ -32,6 +34,11 @@ if TYPE_CHECKING:
 __all__ = ["Leases", "Passage"]
 
 _NO_DUPLICATES = torch.empty(0, dtype=torch.int64)
+
+
+def _ticks(seconds: float) -> int:
+    """A time on the cache's clock as the tree counts it; never 0, which is no time to it."""
+    return int(seconds * 1e9) or 1
 
 
 class Passage:
@@ -56,11 +63,15 @@ class Leases:
     def __init__(self, params: CacheInitParams, core: TreeCore, calls: Calls, on_low: Callable[[], None]) -> None:
         self.holds: dict[int, Hold] = {}
         self.pool = SlotPool(params.allocator, params.streams, calls.fail)
-        # The short ways, and the compiled holds that go them, know nothing of streams and of tiers below the device.
-        is_plain = core.name == "cpp" and not params.streams and params.host is None
-        self._make_hold = make_hold if params.host is None else Hold
-        self.pressure = Pressure(core, self.pool, self, self.holds, params.clock, takes_short_ways=is_plain)
-        self.gates = Gates(core, self.pressure, self.pool.give_back_all, self.changed, params.clock)
+        self.tenants = Tenants(core)
+        self._has_tenants = bool(self.tenants)
+        # The short ways, and the compiled holds that go them, know nothing of streams, tenants and tiers.
+        self._is_native = core.name == "cpp" and not self._has_tenants and params.host is None
+        is_plain = self._is_native and not params.streams
+        self.pressure: Pressure = Pressure(core, self.pool, self, self.holds, params.clock, takes_short_ways=is_plain)
+        self.pins = Pins(core, params.clock, params.pin_tokens(), self.pool.give_back_all)
+        self.pins.changed = self.changed
+        self.gates = Gates(core, self.pressure, self.pool.give_back_all, self.changed, params.clock, self.pins)
         self.low_pins = LowLevelPins(core)
         self.passing: set[Hold | Passage] = set()
         """Pinned, and neither held nor queued: let in by a gate or by a load in the step that ended it, and not awake
@@ -79,6 +90,7 @@ class Leases:
         self._is_disabled = params.disable
         # By which a compiled tree does the plain case of a step in one call; see its short_ways.cpp.
         self._takes_short_ways = is_plain and not params.disable
+        self._make_hold = self.tenants.make_hold if self._has_tenants else make_hold if params.host is None else Hold
         self._short_core: Any = core
         self._table = params.allocator.table
         self._core = core
@@ -86,6 +98,7 @@ class Leases:
         self._calls = calls
         self._low_slots = int(params.low_watermark * params.allocator.num_slots)
         self._num_opened = 0
+        self._has_timed_priorities = False
 
     def new(
         self,
@@ -214,6 +227,8 @@ class Leases:
         self.num_queries += 1
         self.num_query_tokens += hold.given.num_items
         self.num_hit_tokens += hold.num_matched
+        if self._has_tenants:
+            self.tenants.count_query(hold)
 
     def others_can_release(self) -> bool:
         """Whether slots are pinned or held by something that is not an entered lease."""
@@ -281,7 +296,7 @@ class Leases:
 
     def slots_of(self, hold: Hold) -> Slots:
         """The slots of a hold's tokens, in token order: a new array."""
-        if self._core.name == "cpp":
+        if self._is_native:
             slots: Slots = self._short_core.slots_of_hold(hold)
             return slots
         parts = [self._core.slots_of(hold.ref)] if hold.published else []
@@ -402,13 +417,49 @@ class Leases:
         if self._low_slots:
             self.after_take()
 
-    def evict_slots(self, num_slots: int) -> int:
-        """Evict so many tokens, or all there are, into the allocator; how many it were."""
+    def evict_slots(self, num_slots: int, only_excess: bool = False) -> int:
+        """Evict so many tokens, or all there are, into the allocator; how many it were.
+
+        With `only_excess` no tenant loses what it has a claim on.
+        """
+        self.end_expired()
+        return self._evict(num_slots, only_excess=only_excess)
+
+    def prioritize(self, hold: Hold, priorities: Sequence[PriorityRange]) -> None:
+        """Give parts of what a lease has published priorities of their own."""
+        if not hold.published or self._core.is_detached(hold.node_id):
+            return
+        now, page_size = self._params.clock(), self._page_size
+        for part in priorities:
+            stop = hold.published if part.stop is None else min(part.stop, hold.published)
+            first, last = (-(-end // page_size) * page_size for end in (part.start, stop))
+            if first >= last:
+                continue
+            expires = 0
+            if part.duration is not None:
+                expires = _ticks(now + part.duration)
+                self._has_timed_priorities = self.pressure.is_timed = True
+            self._core.prioritize(hold.node_id, first, last, part.priority, expires)
+
+    def end_expired(self) -> None:
+        """What was kept, or ranked higher, for a time that is up is not any more."""
+        if self._has_timed_priorities:
+            self._core.decay(_ticks(self._params.clock()))
+        if self.pins.expire():
+            self.pressure.note_change()
+
+    def evict_for(self, hold: Hold, num_slots: int, demand: int) -> int:
+        """As `evict_slots`, for a lease that demands so many slots in all, which its tenant has to answer for."""
+        if not self._has_tenants:
+            return self._evict(num_slots)
+        return self._evict(num_slots, namespace=hold.key.namespace, demand=demand)
+
+    def _evict(self, num_slots: int, **shares: Any) -> int:
         watch = self.watch
         began = 0.0 if watch is None else self._params.clock()
         if watch is not None:
             watch.evicting()
-        freed = self._core.evict(num_slots) if self.tiers is None else self.tiers.evict(num_slots)
+        freed = self._core.evict(num_slots, **shares) if self.tiers is None else self.tiers.evict(num_slots, **shares)
         num_freed = self.pool.give_back_all(freed)
         self.num_evicted += num_freed
         if watch is not None:

@@ -200,7 +200,7 @@ class Loads:
 
     def take_off(self, load: _Load) -> bool:
         """Take the slots for a load, and begin the copy; False where they cannot be had."""
-        slots = self._pressure.take(load.job.end - load.job.start, self._stream)
+        slots = self._pressure.take(load.job.end - load.job.start, load.waiter.hold)
         if slots is None:
             return False
         load.slots = slots

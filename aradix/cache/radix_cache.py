@@ -6,11 +6,13 @@ Where things are:
 - `pool.py` is the only door to the allocator; `pressure.py` knows who waits for slots; `locks.py` who wants a subtree
 alone.
 - `hold.py` is what one lease has, `leases.py` the steps that change one, `lease.py` the user's handle to it.
+- `keeping.py` has the calls that say what is kept and for whom.
 - This file puts them together: it opens and closes, checks who calls, and has the low-level calls.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -26,6 +28,7 @@ from aradix.cache.calls import Calls, closed_error
 from aradix.cache.event_sinks import EventCalls, EventSinks
 from aradix.cache.evictor import Background
 from aradix.cache.home import Home, is_cancellation
+from aradix.cache.keeping import KeepingCalls
 from aradix.cache.lease import Lease, count_of
 from aradix.cache.leases import Leases, Passage
 from aradix.cache.locks import Exclusive, StandingGate
@@ -35,13 +38,12 @@ from aradix.cache.request_rows import RequestRow, committed_len, computed_ids, j
 from aradix.cache.requests import Requests
 from aradix.cache.views import make_snapshot, make_stats, print_tree
 from aradix.errors import ConfigError, InvalidKeyError, InvariantError, UsageError
-from aradix.keys import BIGRAM_BYTES, TOKEN_BYTES, Namespace, RadixKey
+from aradix.keys import BIGRAM_BYTES, TOKEN_BYTES, RadixKey
 from aradix.params import (
     CacheInitParams,
     CacheStats,
     EvictParams,
     EvictResult,
-    FlushResult,
     InsertParams,
     InsertResult,
     MatchPrefixParams,
@@ -53,10 +55,12 @@ from aradix.tree.protocol import NOWHERE, Slots, TreeCore
 
 __all__ = ["RadixCache"]
 
+_log = logging.getLogger("aradix.cache")
+
 _Params = TypeVar("_Params", MatchPrefixParams, InsertParams, EvictParams)
 
 
-class RadixCache(EventCalls):
+class RadixCache(KeepingCalls, EventCalls):
     """The prefix cache. `BasePrefixCache` says what each call promises, `CacheInitParams` what can be set.
 
     Args:
@@ -85,6 +89,7 @@ class RadixCache(EventCalls):
         self._low_pins = self._leases.low_pins
         self._requests = Requests(params, self._core, self._leases)
         self._pressure.on_change = self._on_change
+        self._leases.pins.on_release = self._release_pin
         self._event_sinks = EventSinks(self._core, self._calls.fail)
         self._home: Home | None = None
         self._task_group: TaskGroup | None = None
@@ -103,6 +108,7 @@ class RadixCache(EventCalls):
             policy=params.eviction_policy,
             evict_unit=params.evict_unit,
             record_events=params.enable_kv_cache_events,
+            shares=params.shares(),
         )
 
     # ---- opening and closing ----
@@ -116,6 +122,8 @@ class RadixCache(EventCalls):
         await self._task_group.__aenter__()
         self._background.start(self._task_group)
         self._calls.open(self._home, self._background)
+        allocator = self._params.allocator
+        _log.info("opened: %d slots in pages of %d, %s core", allocator.num_slots, allocator.page_size, self._core.name)
         self._unsubscribe = self._params.allocator.subscribe(self._on_slots)
         return self
 
@@ -158,8 +166,10 @@ class RadixCache(EventCalls):
         self._calls.drain_dropped()
         self._pressure.drop_all(closed_error)
         self._gates.close_down(closed_error)
+        self._leases.pins.end_all("closed")
         self._pool.give_back_all(self._core.detach().freed)
         self._event_sinks.close()
+        _log.info("closed, with %d leases held", len(self._holds))
         self._calls.note_policy_failure()
 
     async def _take_turn(self) -> None:
@@ -208,8 +218,11 @@ class RadixCache(EventCalls):
         self._background.pool_is_low()
 
     def _evict_ahead(self, num_slots: int) -> int:
-        num_freed = self._leases.evict_slots(num_slots)
-        self._leases.changed()
+        num_freed = self._leases.evict_slots(num_slots, only_excess=True)
+        if num_freed:
+            self._leases.changed()
+        else:  # not of the low pool, which nothing can be done about
+            self._pressure.changed()
         return num_freed
 
     def _wants_slots(self) -> int:
@@ -291,6 +304,8 @@ class RadixCache(EventCalls):
     def _evict_below(self, gate: StandingGate) -> int:
         self._calls.begin()
         self._gates.unpin_leaves(gate)
+        below = {pin for pin in self._leases.pins.below(gate.node_id) if pin.node_id != gate.node_id}
+        self._leases.pins.end_all("evicted", below.__contains__)
         freed = [] if self._core.is_detached(gate.node_id) else self._core.evict_below(gate.node_id)
         self._gates.pin_leaves(gate)
         num_freed = self._pool.give_back_all(freed)
@@ -388,25 +403,11 @@ class RadixCache(EventCalls):
         view = self._view(RadixKey(joined_ids(req)[:num_tokens], req.extra_key)) if is_insert else None
         self._requests.finished(req, view, num_tokens)
 
-    # ---- looking and clearing ----
+    # ---- looking ----
 
     def peek(self, key: RadixKey) -> int:
         self._calls.begin()
         return self._core.peek(self._view(key))
-
-    async def flush(self, namespace: Namespace | str | None = None) -> FlushResult:
-        await self._take_turn()
-        return self._flush(None if namespace is None else Namespace.of(namespace))
-
-    def _flush(self, flushed: Namespace | None) -> FlushResult:
-        # Who waits to be entered is entered after the flush, so it must not bring along what it matched before.
-        self._pressure.drop_waiting_pins(lambda hold: flushed in (None, hold.key.namespace))
-        done = self._core.detach(flushed)
-        self._pool.give_back_all(done.freed)
-        self._pressure.admission_unblocked()
-        self._gates.serve_walkers()
-        self._leases.changed()
-        return FlushResult(done.num_freed, done.num_held)
 
     def stats(self) -> CacheStats:
         self._calls.begin()
@@ -414,7 +415,7 @@ class RadixCache(EventCalls):
 
     def snapshot(self, tokens: bool = True) -> dict[str, Any]:
         self._calls.begin()
-        return make_snapshot(self._core, tokens)
+        return make_snapshot(self._core, tokens, self._leases.pins)
 
     def pretty_print(self) -> None:
         self._calls.begin()

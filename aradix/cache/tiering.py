@@ -128,11 +128,14 @@ class Tiers:
         """Begin to copy a path to the host, due or not, unless that has begun or was done."""
         self.backups.begin(node_id)
 
-    def evict(self, num_tokens: int) -> list[Freed]:
-        """Make room on the device for so many tokens, as the write policy has it; what came at once."""
+    def evict(self, num_tokens: int, **shares: Any) -> list[Freed]:
+        """Make room on the device for so many tokens, as the write policy has it; what came at once.
+
+        `shares` are as `TreeCore.evict` takes them; what is written back is chosen without them.
+        """
         self.drain()
         if not self._writes_back or self._is_hasty:
-            return self.core.evict(num_tokens)
+            return self.core.evict(num_tokens, **shares)
         freed = self.backups.evict(num_tokens)
         # Copies that are over as soon as they begin are no reason to wait.
         while (missing := num_tokens - sum(len(one.slots) for one in freed)) > 0 and self.drain():
@@ -235,8 +238,8 @@ class Tiers:
 
     async def close_transfer(self) -> None:
         """End the threads that copy. Waits for the copies under way, under a cancellation too."""
-        if not self.transfer.num_running():
-            self.transfer.close()
+        if not self.transfer.num_running() or self.transfer.needs_polling:
+            self.transfer.close()  # which has nothing to wait for
             return
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self.transfer.close)

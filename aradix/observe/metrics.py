@@ -19,6 +19,7 @@ from aradix.cache.radix_cache import RadixCache
 from aradix.cache.watch import Watcher, watch
 from aradix.errors import AradixError, ConfigError, UsageError
 from aradix.keys import Namespace
+from aradix.observe.labels import namespace_label
 from aradix.params import CacheStats
 
 try:
@@ -35,7 +36,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from aradix.cache.hold import Hold
 
-__all__ = ["CacheMetrics", "namespace_label"]
+__all__ = ["CacheMetrics"]
 
 _log = logging.getLogger("aradix.observe")
 
@@ -146,17 +147,6 @@ class _TickTimes:
     def at(self, tick: int) -> float:
         """The time of the last note before a tick, or the first one's."""
         return self._times[max(0, bisect_left(self._ticks, tick) - 1)]
-
-
-def namespace_label(namespace: Namespace) -> str:
-    """A namespace in a label. Of a salt, which may be a secret, it has the digest's first digits only."""
-    parts = []
-    for name, value in namespace._asdict().items():
-        if name == "salt" and value is not None:
-            parts.append(f"salt=#{Namespace(salt=value).digest().hex()[:8]}")
-        elif value is not None:
-            parts.append(f"{name}={value}")
-    return ",".join(parts) or "default"
 
 
 class _Heard(Watcher):

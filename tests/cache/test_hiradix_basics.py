@@ -21,6 +21,7 @@ from aradix.errors import ConfigError, OutOfSlotsError, UsageError
 from aradix.events import BlockRemoved, BlockStored
 from aradix.memory.kv_pool import BookKVPool
 from tests.cache.acts import key, settled
+from tests.support.stores import MemoryStore
 from tests.support.tiers import TieredScene, opened_tiers
 
 pytestmark = pytest.mark.anyio
@@ -261,4 +262,4 @@ async def test_a_cache_without_a_host_tier_refuses_a_host(cache_class: type[Radi
 
 async def test_a_store_behind_no_host_is_refused() -> None:
     with pytest.raises(ConfigError, match="storage= needs host="):
-        CacheInitParams(SlotAllocator(64), storage=object())
+        CacheInitParams(SlotAllocator(64), storage=MemoryStore())

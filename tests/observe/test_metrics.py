@@ -17,7 +17,8 @@ from prometheus_client.registry import CollectorRegistry
 from aradix import CacheInitParams, EvictParams, Namespace, RadixCache, SlotAllocator
 from aradix.errors import ConfigError, UsageError
 from aradix.observe import CacheMetrics
-from aradix.observe.metrics import _TickTimes, namespace_label
+from aradix.observe.labels import namespace_label
+from aradix.observe.metrics import _TickTimes
 from tests.cache.acts import begin, entered, filled, key, settled
 from tests.support.caches import opened
 

@@ -209,14 +209,12 @@ class HiRadixCache(RadixCache):
         fits = params.mem_quota is None or num_tokens <= params.mem_quota
         if num_tokens < self.load_back_threshold or not fits or self.token_to_kv_pool_allocator is None:
             return nothing, self.node_at(above)
-        pinned = self.core.pin(above) if above.depth else self.core.match(key, limit=0, pin=True).node_id
-        try:
-            job = self.core.begin_load(pinned, key, limit=node.ref.depth)
-            if not job.job_id:
-                return nothing, self.node_at(above)
-            return self._load(job.job_id, job.host_slots, job.start, above)
-        finally:
-            self._free(self.core.unpin(pinned, touch=False))
+        root_id = self.core.match(key, limit=0, pin=True).node_id
+        job = self.core.begin_load(root_id, key, limit=node.ref.depth)
+        self._free(self.core.unpin(root_id, touch=False))  # from here on the job pins what it loads below
+        if not job.job_id:
+            return nothing, self.node_at(above)
+        return self._load(job.job_id, job.host_slots, job.start, above)
 
     def _load(self, job_id: int, host_slots: Slots, start: int, above: NodeRef) -> tuple[torch.Tensor, Any]:
         allocator = self.token_to_kv_pool_allocator
