@@ -12,7 +12,16 @@ import pytest
 import torch
 from anyio.lowlevel import checkpoint
 
-from aradix import CacheInitParams, EvictParams, HiRadixCache, HostKVPool, MHAKVPool, RadixKey, SlotAllocator
+from aradix import (
+    CacheInitParams,
+    EvictParams,
+    HiRadixCache,
+    HostKVPool,
+    MHAKVPool,
+    Namespace,
+    RadixKey,
+    SlotAllocator,
+)
 from aradix.errors import ConfigError
 from aradix.memory.storage.file_store import FileStore
 from aradix.memory.storage.protocol import PageSpace
@@ -219,3 +228,14 @@ async def test_what_left_the_host_comes_back_from_the_store() -> None:
         for first in range(0, 100, 20):
             assert await worker.request(key(range(first + 1, first + 17))) == 16
             await worker.archived()
+
+
+async def test_a_flush_by_fields_leaves_nothing_that_has_them_in_the_store() -> None:
+    store = MemoryStore()
+    wanted = key(range(1, 25), namespace=Namespace(lora="x", salt="s"))
+    async with started(store) as worker:
+        await worker.request(wanted)
+        await worker.archived()
+    async with started(store) as worker:
+        assert (await worker.cache.flush(lora="x")).num_freed_tokens == 0
+        assert await worker.request(wanted) == 0
