@@ -239,3 +239,18 @@ async def test_a_flush_by_fields_leaves_nothing_that_has_them_in_the_store() -> 
     async with started(store) as worker:
         assert (await worker.cache.flush(lora="x")).num_freed_tokens == 0
         assert await worker.request(wanted) == 0
+
+
+async def test_who_joins_a_shorter_fetch_fetches_the_rest() -> None:
+    store = MemoryStore()
+    async with started(store) as worker:
+        await worker.request(key(range(1, 25)))
+    async with started(store) as worker, anyio.create_task_group() as tasks:
+        store.held = anyio.Event()
+        acts = [await begin(tasks, entered, worker.cache, key(range(1, end))) for end in (9, 25)]
+        store.held.set()
+        while any(act.waits for act in acts):
+            await checkpoint()
+        assert [act.value.num_matched for act in acts] == [8, 24]
+        for act in acts:
+            act.value.release()
