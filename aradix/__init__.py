@@ -26,6 +26,8 @@ from aradix.params import (
     MatchPrefixParams,
     MatchResult,
     NodeRef,
+    PriorityRange,
+    TenantStats,
 )
 
 __all__ = [
@@ -47,9 +49,11 @@ __all__ = [
     "MatchResult",
     "Namespace",
     "NodeRef",
+    "PriorityRange",
     "RadixCache",
     "RadixKey",
     "SlotAllocator",
+    "TenantStats",
     "errors",
     "events",
     "policies",

@@ -99,6 +99,7 @@ def test_what_can_work_is_taken(good: dict[str, Any]) -> None:
         ({"waiters_keep_pins": "yes"}, ("waiters_keep_pins", "'yes'")),
         ({"enable_kv_cache_events": 0}, ("enable_kv_cache_events", "0")),
         ({"clock": 3.0}, ("clock", "3.0")),
+        ({"req_to_token_pool": [[0]]}, ("req_to_token_pool", "list")),
         ({"eviction_policy": "lruu"}, ("eviction_policy", "'lruu'", "lru")),
         ({"eviction_policy": object()}, ("eviction_policy", "rank")),
         ({"eviction_policy": MyPolicy}, ("eviction_policy", "rank")),

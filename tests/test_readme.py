@@ -11,7 +11,8 @@ import anyio
 import pytest
 from prometheus_client import generate_latest
 
-from aradix import RadixCache, RadixKey
+import aradix
+from aradix import RadixCache, RadixKey, SlotAllocator
 from aradix.errors import RetractError
 from tests.support.caches import opened
 from tests.support.places import ROOT
@@ -93,9 +94,16 @@ async def test_the_request_example_gives_way_and_comes_back() -> None:
 
 
 @pytest.mark.anyio
+async def test_the_operators_example_keeps_what_is_pinned() -> None:
+    names: dict[str, Any] = {name: getattr(aradix, name) for name in aradix.__all__}
+    exec(BLOCKS[2], names)
+    assert await names["serve"](SlotAllocator(100), [*range(20)], [*range(30, 40)], [*range(50, 60)]) == (20, 20, 50)
+
+
+@pytest.mark.anyio
 async def test_others_look_on_as_the_readme_says() -> None:
     scope: dict[str, Any] = {}
-    exec(BLOCKS[2].replace("*:5557", "*:*").replace("*:5558", "*:*"), scope)
+    exec(BLOCKS[3].replace("*:5557", "*:*").replace("*:5558", "*:*"), scope)
     done: list[str] = []
 
     class App:

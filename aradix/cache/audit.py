@@ -28,6 +28,8 @@ def audit_cache(cache: RadixCache) -> None:
     cache._params.allocator.check()
     tree = audit_tree(cache._core, _live_pins(cache))
     problems = [*tree.problems, *_audit_holds(cache), *_audit_gates(cache)]
+    problems += cache._leases.pins.audit()
+    problems += cache._leases.tenants.audit(cache._holds.values())
     leased = [hold.own for hold in cache._holds.values()]
     problems += _audit_slots(cache, {"cached": tree.cached, "detached": tree.detached, "leased": _join(leased)})
     if problems:
@@ -41,10 +43,11 @@ def _join(parts: list[Slots]) -> Slots:
 
 
 def _live_pins(cache: RadixCache) -> Counter[int]:
-    """Everything that pins a node: leases, entered or waiting, low-level pins, gates."""
+    """Everything that pins a node: leases, entered or waiting, low-level pins, idle prefixes that are kept, gates."""
     pins = Counter(hold.node_id for hold in cache._holds.values() if hold.node_id)
     pins.update(waiter.hold.node_id for waiter in cache._pressure.admission if waiter.hold.node_id)
     pins.update(cache._low_pins.node_ids())
+    pins.update(cache._leases.pins.node_ids())
     pins.update(passing.node_id for passing in cache._leases.passing if passing.node_id)
     for gate in cache._gates.standing:
         pins[gate.node_id] += 1

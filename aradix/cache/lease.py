@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,7 +22,7 @@ from aradix.cache.hold import Hold
 from aradix.cache.pressure import SlotWaiter, too_large
 from aradix.errors import LeaseReleasedError, OutOfSlotsError, UsageError
 from aradix.keys import RadixKey
-from aradix.params import InsertResult, NodeRef
+from aradix.params import InsertResult, NodeRef, PriorityRange
 
 if TYPE_CHECKING:
     from aradix.cache.radix_cache import RadixCache
@@ -276,7 +277,7 @@ class Lease:
                 f"{len(cache._pressure.growth)} leases wait to grow; retract a request, or await allocate()"
             )
 
-    def commit(self, key: RadixKey) -> InsertResult:
+    def commit(self, key: RadixKey, *, priorities: Sequence[PriorityRange] = ()) -> InsertResult:
         """Publish the whole pages of `key`, whose KV is computed or in flight on the lease's streams. Does not wait.
 
         Where the tree holds some of it already, this lease's duplicates are retired and `slots` names the tree's
@@ -285,6 +286,9 @@ class Lease:
 
         Args:
             key: in the lease's namespace; it and the lease's key are prefixes of one another.
+            priorities: of parts of the key, in place of the lease's own, the later ones over the earlier ones. A page
+                is of the range that its first token is in; only what is published by now is concerned, and what
+                another commit said of the same tokens is replaced. For policies that look at priorities.
 
         Raises:
             UsageError: another namespace, another prefix, shorter than what is matched or committed, or longer than the
@@ -292,11 +296,15 @@ class Lease:
             TransferError: an event could not be recorded, or a stream not made to wait; the cache ends.
         """
         hold = self._entered()
+        if not all(isinstance(part, PriorityRange) for part in priorities):
+            raise UsageError(f"priorities must be PriorityRange(start, stop, priority, duration), got {priorities!r}")
         leases, view = self._cache._leases, self._cache._view(key)
         done = leases.publish(hold, key, view)
         if done is None:
             self._check_commit(hold, view)
             done = leases.commit(hold, key, view)
+        if priorities:
+            leases.prioritize(hold, priorities)
         return done
 
     def _check_commit(self, hold: Hold, view: RadixKey) -> None:

@@ -6,7 +6,7 @@ serve a waiter at once. No step waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import Any
 
@@ -17,18 +17,25 @@ from aradix.cache.calls import Calls, closed_error
 from aradix.cache.hold import Hold, make_hold
 from aradix.cache.locks import Gates
 from aradix.cache.low_level import LowLevelPins
+from aradix.cache.pins import Pins
 from aradix.cache.pool import SlotPool
 from aradix.cache.pressure import Pressure
+from aradix.cache.tenants import Tenants
 from aradix.cache.watch import Watcher
 from aradix.errors import AradixError, LeaseReleasedError
 from aradix.keys import RadixKey
 from aradix.memory.page_table import HELD
-from aradix.params import CacheInitParams, InsertResult, NodeRef
+from aradix.params import CacheInitParams, InsertResult, NodeRef, PriorityRange
 from aradix.tree.protocol import Freed, Ready, Slots, TreeCore
 
 __all__ = ["Leases", "Passage"]
 
 _NO_DUPLICATES = torch.empty(0, dtype=torch.int64)
+
+
+def _ticks(seconds: float) -> int:
+    """A time on the cache's clock as the tree counts it; never 0, which is no time to it."""
+    return int(seconds * 1e9) or 1
 
 
 class Passage:
@@ -54,8 +61,11 @@ class Leases:
         self.holds: dict[int, Hold] = {}
         self.pool = SlotPool(params.allocator, params.streams, calls.fail)
         self.pressure = Pressure(core, self.pool, self, self.holds, params.clock)
-        self.gates = Gates(core, self.pressure, self.pool.give_back_all, self.changed, params.clock)
+        self.pins = Pins(core, params.clock, params.pin_tokens(), self.pool.give_back_all)
+        self.pins.changed = self.changed
+        self.gates = Gates(core, self.pressure, self.pool.give_back_all, self.changed, params.clock, self.pins)
         self.low_pins = LowLevelPins(core)
+        self.tenants = Tenants(core)
         self.passing: set[Hold | Passage] = set()
         """Let in by a gate in the step that opened it, and not awake yet: pinned, and neither held nor queued."""
         self.watch: Watcher | None = None
@@ -69,7 +79,10 @@ class Leases:
         self._page_size = params.page_size
         self._is_disabled = params.disable
         # By which a compiled tree does the plain case of a step in one call; see its short_ways.cpp.
-        self._takes_short_ways = core.name == "cpp" and not params.streams and not params.disable
+        self._has_tenants = bool(self.tenants)
+        self._is_native = core.name == "cpp" and not self._has_tenants
+        self._takes_short_ways = self._is_native and not params.streams and not params.disable
+        self._make_hold = self.tenants.make_hold if self._has_tenants else make_hold
         self._short_core: Any = core
         self._table = params.allocator.table
         self._core = core
@@ -77,6 +90,7 @@ class Leases:
         self._calls = calls
         self._low_slots = int(params.low_watermark * params.allocator.num_slots)
         self._num_opened = 0
+        self._has_timed_priorities = False
 
     def new(
         self,
@@ -92,7 +106,7 @@ class Leases:
     ) -> Hold:
         """A hold on nothing yet; `opened_near` is the last instruction of the code that opened it."""
         self._num_opened += 1
-        return make_hold(
+        return self._make_hold(
             self._num_opened,
             view,
             given,
@@ -198,6 +212,8 @@ class Leases:
         self.num_queries += 1
         self.num_query_tokens += hold.given.num_items
         self.num_hit_tokens += hold.num_matched
+        if self._has_tenants:
+            self.tenants.count_query(hold)
 
     def others_can_release(self) -> bool:
         """Whether slots are pinned or held by something that is not an entered lease."""
@@ -264,7 +280,7 @@ class Leases:
 
     def slots_of(self, hold: Hold) -> Slots:
         """The slots of a hold's tokens, in token order: a new array."""
-        if self._core.name == "cpp":
+        if self._is_native:
             slots: Slots = self._short_core.slots_of_hold(hold)
             return slots
         parts = [self._core.slots_of(hold.ref)] if hold.published else []
@@ -375,13 +391,49 @@ class Leases:
         if self._low_slots:
             self.after_take()
 
-    def evict_slots(self, num_slots: int) -> int:
-        """Evict so many tokens, or all there are, into the allocator; how many it were."""
+    def evict_slots(self, num_slots: int, only_excess: bool = False) -> int:
+        """Evict so many tokens, or all there are, into the allocator; how many it were.
+
+        With `only_excess` no tenant loses what it has a claim on.
+        """
+        self.end_expired()
+        return self._evict(num_slots, only_excess=only_excess)
+
+    def prioritize(self, hold: Hold, priorities: Sequence[PriorityRange]) -> None:
+        """Give parts of what a lease has published priorities of their own."""
+        if not hold.published or self._core.is_detached(hold.node_id):
+            return
+        now, page_size = self._params.clock(), self._page_size
+        for part in priorities:
+            stop = hold.published if part.stop is None else min(part.stop, hold.published)
+            first, last = (-(-end // page_size) * page_size for end in (part.start, stop))
+            if first >= last:
+                continue
+            expires = 0
+            if part.duration is not None:
+                expires = _ticks(now + part.duration)
+                self._has_timed_priorities = self.pressure.is_timed = True
+            self._core.prioritize(hold.node_id, first, last, part.priority, expires)
+
+    def end_expired(self) -> None:
+        """What was kept, or ranked higher, for a time that is up is not any more."""
+        if self._has_timed_priorities:
+            self._core.decay(_ticks(self._params.clock()))
+        if self.pins.expire():
+            self.pressure.note_change()
+
+    def evict_for(self, hold: Hold, num_slots: int, demand: int) -> int:
+        """As `evict_slots`, for a lease that demands so many slots in all, which its tenant has to answer for."""
+        if not self._has_tenants:
+            return self._evict(num_slots)
+        return self._evict(num_slots, namespace=hold.key.namespace, demand=demand)
+
+    def _evict(self, num_slots: int, **shares: Any) -> int:
         watch = self.watch
         began = 0.0 if watch is None else self._params.clock()
         if watch is not None:
             watch.evicting()
-        num_freed = self.pool.give_back_all(self._core.evict(num_slots))
+        num_freed = self.pool.give_back_all(self._core.evict(num_slots, **shares))
         self.num_evicted += num_freed
         if watch is not None:
             watch.evicted(num_freed, began)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from aradix.cache.pins import Pins
     from aradix.cache.pressure import Pressure
     from aradix.cache.radix_cache import RadixCache
     from aradix.cache.watch import Watcher
@@ -69,6 +70,7 @@ class Gates:
         give_back: Callable[[list[Freed]], Any],
         changed: Callable[[], None],
         clock: Callable[[], float],
+        pins: Pins,
     ) -> None:
         self.watch: Watcher | None = None
         self._clock = clock
@@ -81,6 +83,7 @@ class Gates:
         self._pressure = pressure
         self._give_back = give_back
         self._changed = changed
+        self._pins = pins
 
     def __bool__(self) -> bool:
         return bool(self.standing)
@@ -216,7 +219,9 @@ class Gates:
             self._revoke_below(gate)
             if gate.granted:
                 continue
-            if self._core.lock_ref(gate.node_id) == 1 and not self._has_earlier(gate):
+            # An idle prefix that is only kept is nobody's: it holds up no gate.
+            num_idle = len(self._pins.below(gate.node_id)) if self._pins else 0
+            if self._core.lock_ref(gate.node_id) == 1 + num_idle and not self._has_earlier(gate):
                 self._core.set_gate(gate.node_id, Gate.GRANTED)
                 gate.granted = True
                 self.pin_leaves(gate)

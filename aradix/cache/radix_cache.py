@@ -6,6 +6,7 @@ Where things are:
 - `pool.py` is the only door to the allocator; `pressure.py` knows who waits for slots; `locks.py` who wants a subtree
 alone.
 - `hold.py` is what one lease has, `leases.py` the steps that change one, `lease.py` the user's handle to it.
+- `keeping.py` has the calls that say what is kept and for whom.
 - This file puts them together: it opens and closes, checks who calls, and has the low-level calls.
 """
 
@@ -27,6 +28,7 @@ from aradix.cache.calls import Calls, closed_error
 from aradix.cache.event_sinks import EventCalls, EventSinks
 from aradix.cache.evictor import Background
 from aradix.cache.home import Home, is_cancellation
+from aradix.cache.keeping import KeepingCalls
 from aradix.cache.lease import Lease, count_of
 from aradix.cache.leases import Leases, Passage
 from aradix.cache.locks import Exclusive, StandingGate
@@ -36,13 +38,12 @@ from aradix.cache.request_rows import RequestRow, committed_len, computed_ids, j
 from aradix.cache.requests import Requests
 from aradix.cache.views import make_snapshot, make_stats, print_tree
 from aradix.errors import InvalidKeyError, InvariantError, UsageError
-from aradix.keys import BIGRAM_BYTES, TOKEN_BYTES, Namespace, RadixKey
+from aradix.keys import BIGRAM_BYTES, TOKEN_BYTES, RadixKey
 from aradix.params import (
     CacheInitParams,
     CacheStats,
     EvictParams,
     EvictResult,
-    FlushResult,
     InsertParams,
     InsertResult,
     MatchPrefixParams,
@@ -59,7 +60,7 @@ _log = logging.getLogger("aradix.cache")
 _Params = TypeVar("_Params", MatchPrefixParams, InsertParams, EvictParams)
 
 
-class RadixCache(EventCalls):
+class RadixCache(KeepingCalls, EventCalls):
     """The prefix cache. `BasePrefixCache` says what each call promises, `CacheInitParams` what can be set.
 
     Args:
@@ -81,6 +82,7 @@ class RadixCache(EventCalls):
             policy=params.eviction_policy,
             evict_unit=params.evict_unit,
             record_events=params.enable_kv_cache_events,
+            shares=params.shares(),
         )
         self._calls = Calls(
             lambda: self._core.failure,
@@ -95,6 +97,7 @@ class RadixCache(EventCalls):
         self._low_pins = self._leases.low_pins
         self._requests = Requests(params, self._core, self._leases)
         self._pressure.on_change = self._on_change
+        self._leases.pins.on_release = self._release_pin
         self._event_sinks = EventSinks(self._core, self._calls.fail)
         self._home: Home | None = None
         self._task_group: TaskGroup | None = None
@@ -158,6 +161,7 @@ class RadixCache(EventCalls):
         self._calls.drain_dropped()
         self._pressure.drop_all(closed_error)
         self._gates.close_down(closed_error)
+        self._leases.pins.end_all("closed")
         self._pool.give_back_all(self._core.detach().freed)
         self._event_sinks.close()
         _log.info("closed, with %d leases held", len(self._holds))
@@ -209,8 +213,9 @@ class RadixCache(EventCalls):
         self._background.pool_is_low()
 
     def _evict_ahead(self, num_slots: int) -> int:
-        num_freed = self._leases.evict_slots(num_slots)
-        self._leases.changed()
+        num_freed = self._leases.evict_slots(num_slots, only_excess=True)
+        if num_freed:
+            self._leases.changed()
         return num_freed
 
     def _wants_slots(self) -> int:
@@ -287,6 +292,8 @@ class RadixCache(EventCalls):
     def _evict_below(self, gate: StandingGate) -> int:
         self._calls.begin()
         self._gates.unpin_leaves(gate)
+        below = {pin for pin in self._leases.pins.below(gate.node_id) if pin.node_id != gate.node_id}
+        self._leases.pins.end_all("evicted", below.__contains__)
         freed = [] if self._core.is_detached(gate.node_id) else self._core.evict_below(gate.node_id)
         self._gates.pin_leaves(gate)
         num_freed = self._pool.give_back_all(freed)
@@ -383,24 +390,11 @@ class RadixCache(EventCalls):
         view = self._view(RadixKey(joined_ids(req)[:num_tokens], req.extra_key)) if is_insert else None
         self._requests.finished(req, view, num_tokens)
 
-    # ---- looking and clearing ----
+    # ---- looking ----
 
     def peek(self, key: RadixKey) -> int:
         self._calls.begin()
         return self._core.peek(self._view(key))
-
-    async def flush(self, namespace: Namespace | str | None = None) -> FlushResult:
-        await self._take_turn()
-        flushed = None if namespace is None else Namespace.of(namespace)
-        # Who waits to be entered is entered after the flush, so it must not bring along what it matched before.
-        self._pressure.drop_waiting_pins(lambda hold: flushed in (None, hold.key.namespace))
-        done = self._core.detach(flushed)
-        self._pool.give_back_all(done.freed)
-        self._pressure.admission_unblocked()
-        self._gates.serve_walkers()
-        self._leases.changed()
-        _log.info("flushed: %d tokens freed, %d held by leases", done.num_freed, done.num_held)
-        return FlushResult(done.num_freed, done.num_held)
 
     def stats(self) -> CacheStats:
         self._calls.begin()
@@ -408,7 +402,7 @@ class RadixCache(EventCalls):
 
     def snapshot(self, tokens: bool = True) -> dict[str, Any]:
         self._calls.begin()
-        return make_snapshot(self._core, tokens)
+        return make_snapshot(self._core, tokens, self._leases.pins)
 
     def pretty_print(self) -> None:
         self._calls.begin()

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterator
 from aradix.events import DEVICE_MEDIUM, HOST_MEDIUM, AllBlocksCleared, KVCacheEvent
 from aradix.keys import Namespace, RadixKey
 from aradix.params import NodeRef
+from aradix.tree.keeping import KeepingSteps
 from aradix.tree.node import TreeNode, newest_ready
 from aradix.tree.protocol import (
     NO_SLOTS,
@@ -27,7 +28,6 @@ from aradix.tree.protocol import (
     Ready,
     Slots,
 )
-from aradix.tree.tier_steps import TierSteps
 from aradix.tree.walking import NOTHING_STOPS
 
 __all__ = ["RadixTree"]
@@ -38,7 +38,7 @@ _SHOWN_ITEMS = 8
 _NO_MATCH = Match(0, 0, NOWHERE, 0, ())
 
 
-class RadixTree(TierSteps):
+class RadixTree(KeepingSteps):
     """The Python core; `TreeCore` says what each method promises, and `TieredCore` of those in `tier_steps.py`.
 
     Args:
@@ -49,6 +49,7 @@ class RadixTree(TierSteps):
             leaf is what was inserted.
         record_events: whether `take_events` has anything to tell.
         backup_hits: how often tokens must be found again to be due for a store on the host; `None` is never.
+        shares: tenants and the tokens each has a claim on, the last one standing for all others; none: no claims.
         merge: whether neighbours that became equal are made one; without it a node keeps its id until it is trimmed.
     """
 
@@ -164,7 +165,10 @@ class RadixTree(TierSteps):
             node.hit_count = hits[1]
         above: TreeNode | None = node
         while above is not None:
-            above.priority = max(above.priority, priority)
+            if above.timed is None:
+                above.priority = max(above.priority, priority)
+            else:
+                above.timed = above.timed[0], max(above.timed[1], priority)
             above = above.parent
         self._touch(node)
         item = self._item_bytes
@@ -216,14 +220,6 @@ class RadixTree(TierSteps):
             node = node.parent
 
     # ---- shrinking ----
-
-    def evict(self, num_tokens: int) -> list[Freed]:
-        freed: list[Freed] = []
-        missing = num_tokens
-        while missing > 0 and (leaf := self._least(self._evictable)) is not None:
-            freed.append(self._evict_from(leaf, missing))
-            missing -= len(freed[-1].slots)
-        return freed
 
     def detach(self, namespace: Namespace | None = None) -> Detached:
         if namespace is None:
@@ -311,6 +307,9 @@ class RadixTree(TierSteps):
     @property
     def num_namespaces(self) -> int:
         return len(self._roots)
+
+    def namespaces(self) -> list[Namespace]:
+        return list(self._roots)
 
     def take_events(self) -> list[KVCacheEvent]:
         if not self._events:
@@ -400,4 +399,5 @@ class RadixTree(TierSteps):
             indexed=node in self._evictable,
             state=self._state(node),
             hashes=node.hashes,
+            timed=node.timed,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stress.planted.keeping import KEEPING
 from stress.planted.memory import MEMORY
 from stress.planted.plant import Plant
 from stress.planted.shell import SHELL
@@ -9,4 +10,4 @@ from stress.planted.tree import TREE
 
 __all__ = ["CATALOG"]
 
-CATALOG: tuple[Plant, ...] = (*MEMORY, *SHELL, *TREE)
+CATALOG: tuple[Plant, ...] = (*MEMORY, *SHELL, *TREE, *KEEPING)

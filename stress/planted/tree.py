@@ -61,16 +61,16 @@ class _SplitForgetsCounter(RadixTree):
 class _ParentFirst(RadixTree):
     """The parent of the least valuable leaf goes before the leaf."""
 
-    def evict(self, num_tokens: int) -> list[Freed]:
+    def _evict(self, num_tokens: int, only_excess: bool = False) -> list[Freed]:
         leaf = self._least(self._evictable) if num_tokens > 0 else None
         parent = None if leaf is None else leaf.parent
         if parent is None or parent.parent is None or parent.lock_ref or parent.gate:
-            return super().evict(num_tokens)
+            return super()._evict(num_tokens, only_excess)
         self.evictable_tokens -= parent.num_tokens
         self.num_nodes -= 1
         del self._nodes[parent.node_id]
         self._unlink(parent)
-        return [Freed(parent.slots_copy(), parent.streams), *super().evict(num_tokens - parent.num_tokens)]
+        return [Freed(parent.slots_copy(), parent.streams), *super()._evict(num_tokens - parent.num_tokens)]
 
 
 class _StaleInsert(RadixCache):
@@ -113,8 +113,8 @@ class _JoinedNamespace(RadixCache):
     def _view(self, key: RadixKey) -> RadixKey:
         return _joined_key(super()._view(key))
 
-    async def flush(self, namespace: Namespace | str | None = None) -> FlushResult:
-        return await super().flush(None if namespace is None else _joined(Namespace.of(namespace)))
+    async def flush(self, namespace: Namespace | str | None = None, **fields: str | int | None) -> FlushResult:
+        return await super().flush(None if namespace is None else _joined(Namespace.of(namespace)), **fields)
 
 
 TREE = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 
 from aradix.errors import ConfigError
 from aradix.keys import Namespace
-from aradix.memory.storage.file_store import FileStore
+from aradix.memory.storage.file_store import FileStore, _FileBackend
 from tests.memory.storage.processes import (
     FRAME_BYTES,
     PROCESSES,
@@ -73,6 +74,37 @@ async def test_the_files_never_take_more_than_they_may(tmp_path: Path) -> None:
         assert counted(tmp_path) == bytes_below(tmp_path)
         assert await found(store, i, i + 1, i + 2) == [i, i + 1, i + 2]
     assert len(await found(store, *range(60))) >= 8
+
+
+class Interrupted(_FileBackend):
+    """Something happens between a page's making of room and its writing."""
+
+    then: Callable[[], object] | None = None
+
+    def _reserve(self, file: int, num_bytes: int) -> bool:
+        done = super()._reserve(file, num_bytes)
+        then, self.then = self.then, None
+        if then is not None:
+            then()
+        return done
+
+
+def test_what_others_are_writing_counts_with_all_its_length(tmp_path: Path) -> None:
+    slow, other = Interrupted(tmp_path, 4 * FRAME_BYTES), _FileBackend(tmp_path, 4 * FRAME_BYTES)
+    frame = bytes(FRAME_BYTES)
+    names = [f"00/11/{i}" for i in range(9)]
+    slow.then = lambda: other.put(names[1:], [frame] * 8)
+    assert slow.put(names[:1], [frame]) == [True]
+    assert bytes_below(tmp_path) <= 4 * FRAME_BYTES
+    assert counted(tmp_path) == bytes_below(tmp_path)
+
+
+def test_the_count_belongs_to_one_at_a_time(tmp_path: Path) -> None:
+    backend = _FileBackend(tmp_path, None)
+    with open(tmp_path / "usage", "rb") as other:
+        with backend._usage(), pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @pytest.mark.anyio
@@ -218,6 +250,7 @@ async def test_on_a_disk_that_others_filled_pages_are_refused_and_reading_goes_o
     assert stats.refused == 5
     assert stats.is_reachable
     assert caplog.text.count("no room") == 1
+    assert counted(small_disk) == bytes_below(small_disk / "pages")
     assert list((small_disk / "new").iterdir()) == []
     hog.unlink()
     assert await put(store, 2) == [True]

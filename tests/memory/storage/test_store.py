@@ -250,6 +250,17 @@ async def test_a_put_that_was_given_up_does_not_outlive_a_clear(hasty: Site) -> 
     assert hasty.backend.frames == {}
 
 
+def test_a_put_that_comes_to_its_turn_after_a_clear_writes_nothing(site: Site) -> None:
+    ticket = site.store._gate.ticket(SPACE.prefix())
+    site.store._gate.close(SPACE.prefix())
+    names = [SPACE.prefix() + page_hash.hex() for page_hash in HASHES]
+    assert (
+        site.store._gate.run(SPACE.prefix(), lambda: site.store._put(ticket, HASHES, names, PAGES), ticket)
+        == [False] * 4
+    )
+    assert site.backend.frames == {}
+
+
 @pytest.mark.anyio
 async def test_a_closed_store_finds_nothing_and_asks_nobody(site: Site) -> None:
     await site.store.put(SPACE, HASHES, PAGES)

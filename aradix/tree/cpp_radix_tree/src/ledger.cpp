@@ -14,12 +14,12 @@ uint64_t secret() {
 
 }  // namespace
 
-Ledger::Ledger(const Settings &settings, Policy policy, int64_t protected_from, UserPolicy user)
+Ledger::Ledger(const Settings &settings, Policy policy, int64_t protected_from, UserPolicy user, nb::handle shares)
     : page_size_(settings.page_size), item_bytes_(settings.item_bytes),
       page_bytes_(settings.page_size * settings.item_bytes),
       item_shift_(std::countr_zero(settings.item_bytes)), whole_nodes_(settings.whole_nodes),
-      records_events_(settings.record_events),
-      ranking_(records_, nodes_, policy, protected_from, std::move(user), settings.item_bytes,
+      records_events_(settings.record_events), has_priorities_(settings.has_priorities), shares_(records_, shares),
+      ranking_(records_, nodes_, shares_, policy, protected_from, std::move(user), settings.item_bytes,
                settings.merge && !settings.whole_nodes),
       seed_(secret()) {}
 
@@ -97,10 +97,12 @@ Handle Ledger::new_root(const nb::object &name_space) {
         const auto *data = reinterpret_cast<const uint8_t *>(digest.c_str());
         root->digest.assign(data, data + digest.size());
     }
+    uint32_t share = shares_.of(name_space);
     Handle handle = nodes_.make();
     Node &node = at(handle);
     node.id = ++last_id_;
     node.order = static_cast<uint64_t>(node.id);
+    node.share = share;
     node.root = std::move(root);
     ids_.insert(id_hash(node.id), handle);
     roots_[name_space] = handle;
@@ -117,6 +119,7 @@ Handle Ledger::new_leaf(Handle parent, const uint8_t *tokens, size_t size, const
     leaf.slots = SlotRun(slots, count_of(size), page_size_);
     leaf.depth = at(parent).depth + size;
     leaf.created = tick_ + 1;
+    leaf.share = at(parent).share;
     leaf.page_hash = page_hash(tokens);
     link(parent, handle);
     ids_.insert(id_hash(leaf.id), handle);
@@ -124,6 +127,7 @@ Handle Ledger::new_leaf(Handle parent, const uint8_t *tokens, size_t size, const
     ++version;
     evictable_tokens += num_tokens(leaf);
     ranking_.discard(parent);
+    shares_.add_cached(leaf.share, num_tokens(leaf));
     if (records_events_)
         record_stored(handle);
     return handle;
@@ -144,6 +148,7 @@ Handle Ledger::split(Handle tail_handle, size_t size) {
     head.created = tail.created;
     head.hit_count = tail.hit_count;
     head.priority = tail.priority;
+    head.share = tail.share;
     head.ready = tail.ready;
     head.streams = tail.streams;
     if (!tail.hashes.empty()) {
@@ -156,6 +161,10 @@ Handle Ledger::split(Handle tail_handle, size_t size) {
     link(handle, tail_handle);
     ids_.insert(id_hash(head.id), handle);
     num_nodes += !head.detached;
+    if (tail.timed) {
+        head.timed = true;
+        timed_.put(handle, Timed(timed_.of(tail_handle)), head.order);
+    }
     refile(tail_handle);  // it is smaller now, which a policy may look at
     return handle;
 }
@@ -225,6 +234,8 @@ void Ledger::forget(Handle handle) {
 void Ledger::remove_leaf(Handle leaf, bool merge) {
     ranking_.discard(leaf);
     evictable_tokens -= num_tokens(at(leaf));
+    shares_.add_cached(at(leaf).share, -num_tokens(at(leaf)));
+    untime(leaf);
     --num_nodes;
     Handle parent = at(leaf).parent;
     unlink(leaf);
@@ -252,6 +263,7 @@ void Ledger::trim(Handle handle, int64_t count) {
         leaf.hashes.resize(leaf.tokens.size() / page_bytes_);
     ids_.insert(id_hash(leaf.id), handle);
     evictable_tokens -= count;
+    shares_.add_cached(leaf.share, -count);
     refile(handle);
 }
 
@@ -283,6 +295,7 @@ void Ledger::drop_detached(Handle handle, nb::list &freed) {
     } else {
         unlink(handle);
         detached_tokens -= num_tokens(node);
+        shares_.add_cached(node.share, -num_tokens(node));
         append_to(freed, freed_record(slots_copy(node, 0), node.streams));
     }
     forget(handle);
@@ -368,8 +381,9 @@ bool Ledger::try_merge(Handle parent_handle) {
     Node &parent = at(parent_handle), &child = at(handle);
     if (parent.lock_ref != child.lock_ref || parent.gate != kOpen || child.gate != kOpen)
         return false;
-    if (!ranking_.same_state(parent_handle, handle))
+    if (!same_time(parent_handle, handle) || !ranking_.same_state(parent_handle, handle))
         return false;
+    untime(parent_handle);
     nb::object ready = records_.newest_ready(parent.ready, child.ready);
     nb::object streams = joined_streams(parent.streams, child.streams);
     ranking_.discard(handle);

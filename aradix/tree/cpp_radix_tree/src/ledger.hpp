@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "ranking.hpp"
+#include "timed.hpp"
 
 namespace aradix {
 
@@ -28,12 +29,13 @@ struct Settings {
     size_t item_bytes;
     bool whole_nodes;
     bool record_events;
+    bool has_priorities;
     bool merge;
 };
 
 class Ledger {
 public:
-    Ledger(const Settings &settings, Policy policy, int64_t protected_from, UserPolicy user);
+    Ledger(const Settings &settings, Policy policy, int64_t protected_from, UserPolicy user, nb::handle shares);
     Ledger(const Ledger &) = delete;
     Ledger &operator=(const Ledger &) = delete;
 
@@ -110,6 +112,20 @@ protected:
     Handle merge_path(Handle bottom);
     bool try_merge(Handle parent);
 
+    // ---- priorities ----
+
+    // An insert of this priority went through a node.
+    void raise_priority(Handle handle, int64_t priority) {
+        Node &node = at(handle);
+        int64_t &raised = node.timed ? timed_.of(handle).after : node.priority;
+        if (raised < priority)
+            raised = priority;
+    }
+    // Give a node a priority of its own until a time, or for good at 0.
+    void set_priority(Handle handle, int64_t priority, int64_t expires);
+    void untime(Handle handle);
+    bool same_time(Handle first, Handle second) const;
+
     // ---- slots and events ----
 
     nb::object slots_copy(const Node &node, int64_t first) const;
@@ -123,9 +139,11 @@ protected:
     Records records_;
     size_t page_size_, item_bytes_, page_bytes_;
     int item_shift_;
-    bool whole_nodes_, records_events_;
+    bool whole_nodes_, records_events_, has_priorities_;
     Arena<Node> nodes_;
+    Shares shares_;
     Ranking ranking_;
+    TimedPriorities timed_;
 
 private:
     uint64_t page_hash(const uint8_t *page) const { return hash_page(page, page_bytes_, seed_); }

@@ -31,6 +31,8 @@ int Ledger::traverse(visitproc visit, void *arg) {
     Py_VISIT(on_event.ptr());
     if (int stop = ranking_.traverse(visit, arg))
         return stop;
+    if (int stop = shares_.traverse(visit, arg))
+        return stop;
     if (!marked_)
         return 0;
     int stop = 0;
@@ -45,6 +47,7 @@ int Ledger::traverse(visitproc visit, void *arg) {
 void Ledger::clear() {
     busy_ = true;  // nothing may come in any more
     ranking_.clear();
+    shares_.clear();
     on_event.reset();
     nodes_.for_each([this](Handle handle) {
         nb::object ready = std::move(at(handle).ready);

@@ -30,13 +30,14 @@ Policy policy_named(const std::string &name) {
     throw nb::value_error("no such policy");
 }
 
-void make_tree(Tree *tree, size_t page_size, size_t item_bytes, bool whole_nodes, bool record_events, bool merge,
-               const std::string &policy, int64_t protected_from, nb::object user_policy, nb::object state,
-               nb::object index, nb::object leaf) {
+void make_tree(Tree *tree, size_t page_size, size_t item_bytes, bool whole_nodes, bool record_events,
+               bool has_priorities, bool merge, const std::string &policy, int64_t protected_from,
+               nb::object user_policy, nb::object state, nb::object indexes, nb::object leaf, nb::object shares) {
     if (page_size == 0 || page_size > (size_t{1} << 32) || (item_bytes != 4 && item_bytes != 8))
         throw nb::value_error("page_size must be at least 1, item_bytes 4 or 8");
-    new (tree) Tree(aradix::Settings{page_size, item_bytes, whole_nodes, record_events, merge}, policy_named(policy),
-                    protected_from, aradix::UserPolicy{user_policy, state, index, leaf});
+    new (tree) Tree(aradix::Settings{page_size, item_bytes, whole_nodes, record_events, has_priorities, merge},
+                    policy_named(policy), protected_from, aradix::UserPolicy{user_policy, state, indexes, leaf},
+                    shares);
 }
 
 int traverse_tree(PyObject *self, visitproc visit, void *arg) {
@@ -164,8 +165,8 @@ NB_MODULE(_native, module) {
 
     nb::class_<Tree>(module, "Tree", nb::type_slots(tree_slots))
         .def("__init__", &make_tree, nb::kw_only(), "page_size"_a, "item_bytes"_a, "whole_nodes"_a, "record_events"_a,
-             "merge"_a, "policy"_a, "protected_from"_a, "user_policy"_a.none(), "state"_a.none(), "index"_a.none(),
-             "leaf"_a.none())
+             "has_priorities"_a, "merge"_a, "policy"_a, "protected_from"_a, "user_policy"_a.none(), "state"_a.none(),
+             "indexes"_a.none(), "leaf"_a.none(), "shares"_a)
         .def_prop_ro("page_size", [](const Tree &tree) { return tree.page_size(); })
         .def_prop_ro("failure", [](const Tree &tree) { return tree.ranking().failure(); })
         .def_prop_ro("merges", [](const Tree &tree) { return tree.ranking().merges(); })
@@ -190,11 +191,17 @@ NB_MODULE(_native, module) {
         .def("unpin", &Tree::unpin, "node_id"_a, nb::kw_only(), "touch"_a = true)
         .def("record_hit", &Tree::record_hit, "node_id"_a)
         .def("mark_streams", &Tree::mark_streams, "node_id"_a, "streams"_a)
+        .def("prioritize", &Tree::prioritize, "node_id"_a, "start"_a, "stop"_a, "priority"_a, "expires"_a)
+        .def("decay", &Tree::decay, "now"_a)
         .def("slots_of", &Tree::slots_of, "ref"_a, "start"_a = 0)
         .def("is_detached", &Tree::is_detached, "node_id"_a)
         .def("lock_ref", &Tree::lock_ref, "node_id"_a)
         .def("is_below", &Tree::is_below, "node_id"_a, "ancestor_id"_a)
-        .def("evict", &Tree::evict, "num_tokens"_a)
+        .def("evict", &Tree::evict, "num_tokens"_a, nb::kw_only(), "namespace"_a = nb::none(), "demand"_a = 0,
+             "only_excess"_a = false)
+        .def("share_of", &Tree::share_of, "namespace"_a)
+        .def("charge", &Tree::charge, "share"_a, "num_tokens"_a)
+        .def("shares", &Tree::shares)
         .def("enter_hold", &Tree::enter_hold, "hold"_a)
         .def("grow_hold", &Tree::grow_hold, "hold"_a, "table"_a, "num_tokens"_a, "state"_a)
         .def("publish_hold", &Tree::publish_hold, "hold"_a, "table"_a, "key"_a, "state"_a)
@@ -206,6 +213,7 @@ NB_MODULE(_native, module) {
         .def("open_gate", &Tree::open_gate, "node_id"_a)
         .def("pin_below", &Tree::pin_below, "node_id"_a)
         .def("evict_below", &Tree::evict_below, "node_id"_a)
+        .def("namespaces", &Tree::namespaces)
         .def("take_events", &Tree::take_events)
         .def("view", &Tree::view, "node_id"_a)
         .def("child_ids", &Tree::child_ids, "node_id"_a)

@@ -38,6 +38,7 @@ Records::Records() {
     detached = protocol.attr("Detached");
     closed = protocol.attr("Closed");
     node_view = protocol.attr("NodeView");
+    share_view = protocol.attr("ShareView");
     glance = protocol.attr("Glance");
     on_device = interned("device");
     ready = protocol.attr("Ready");
@@ -65,6 +66,7 @@ Records::Records() {
     name_rank = interned("rank");
     name_stream = interned("stream");
     name_sequence = interned("sequence");
+    name_tenant = interned("tenant");
 }
 
 nb::object Records::as_record(nb::handle type, nb::object plain) {

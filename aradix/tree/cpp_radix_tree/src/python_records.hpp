@@ -15,12 +15,12 @@ namespace nb = nanobind;
 struct Records {
     Records();
 
-    nb::object match, node_ref, freed, inserted, detached, closed, node_view, glance, on_device, ready;
+    nb::object match, node_ref, freed, inserted, detached, closed, node_view, share_view, glance, on_device, ready;
     nb::object block_stored, block_removed, all_blocks_cleared;
     nb::object gates[4];
     nb::object nowhere, no_latch, no_match, no_slots, no_streams, nothing;
     nb::object name_data, name_start, name_stop, name_item_bytes, name_namespace, name_node_id, name_depth, name_rank;
-    nb::object name_stream, name_sequence;
+    nb::object name_stream, name_sequence, name_tenant;
 
     // A NamedTuple of that class.
     template <class... Items> nb::object make(nb::handle type, const Items &...items) const {

@@ -6,8 +6,6 @@
 namespace aradix {
 namespace {
 
-// The largest block that is kept between calls, in slots.
-constexpr size_t kSpareSlots = size_t{1} << 16;
 
 void check_count(const Slots &slots, size_t needed) {
     if (slots.size < needed)
@@ -153,7 +151,7 @@ Tree::Grown Tree::grow(Handle origin, const Key &key, const Slots &slots, size_t
         note_marks(ready);
     }
     for (; above != kNone; above = at(above).parent)
-        at(above).priority = std::max(at(above).priority, priority);
+        raise_priority(above, priority);
     touch(grown.node);
     return grown;
 }
@@ -232,54 +230,6 @@ void Tree::mark_streams(int64_t node_id, nb::handle streams_object) {
 
 // ---- shrinking ----
 
-// Lets go of so many tokens, least valuable first. `give` gets a leaf that is about to lose so many tokens of its tail.
-template <class Give> void Tree::shrink(int64_t count, Give give) {
-    auto page_size = static_cast<int64_t>(page_size_);
-    while (count > 0) {
-        Handle handle = ranking_.least();
-        if (handle == kNone)
-            break;
-        Node &leaf = at(handle);
-        int64_t size = num_tokens(leaf);
-        int64_t wanted = (count - 1) / page_size < size / page_size ? ((count - 1) / page_size + 1) * page_size : size;
-        if (whole_nodes_ || size <= wanted) {
-            count -= size;
-            give(leaf, size);
-            record_removed(leaf, 0);
-            remove_leaf(handle, true);
-        } else {
-            count -= wanted;
-            give(leaf, wanted);
-            trim(handle, wanted);
-        }
-    }
-}
-
-nb::object Tree::evict(nb::handle num_tokens_object) {
-    Step step(*this);
-    nb::list freed;
-    shrink(saturated(num_tokens_object), [&](const Node &leaf, int64_t count) {
-        append_to(freed, freed_record(slots_copy(leaf, num_tokens(leaf) - count), leaf.streams));
-    });
-    return freed;
-}
-
-int64_t Tree::evict_into(PageTable &table, int64_t count, int state) {
-    spare_slots_.clear();
-    shrink(count, [&](const Node &leaf, int64_t size) {
-        size_t begin = spare_slots_.size();
-        spare_slots_.resize(begin + static_cast<size_t>(size));
-        leaf.slots.copy_to(spare_slots_.data() + begin, static_cast<size_t>(num_tokens(leaf) - size),
-                           static_cast<size_t>(size), page_size_);
-    });
-    if (!table.give_run(spare_slots_.data(), spare_slots_.size(), state))
-        throw std::runtime_error("the tree let go of slots that its pool does not hold");
-    auto evicted = static_cast<int64_t>(spare_slots_.size());
-    if (spare_slots_.capacity() > kSpareSlots)
-        std::vector<int64_t>().swap(spare_slots_);
-    return evicted;
-}
-
 nb::object Tree::detach(nb::handle name_space) {
     Step step(*this);
     std::vector<Handle> roots, found, gone;
@@ -299,6 +249,7 @@ nb::object Tree::detach(nb::handle name_space) {
         } else {
             --num_nodes;
             ranking_.discard(handle);
+            untime(handle);
             if (!name_space.is_none())
                 record_removed(node, 0);
         }
@@ -310,6 +261,7 @@ nb::object Tree::detach(nb::handle name_space) {
         gone.push_back(handle);
         if (node.parent != kNone) {
             num_freed += num_tokens(node);
+            shares_.add_cached(node.share, -num_tokens(node));
             append_to(freed, freed_record(slots_copy(node, 0), node.streams));
         }
     }
@@ -437,6 +389,14 @@ bool Tree::is_below(int64_t node_id, int64_t ancestor_id) {
     return false;
 }
 
+nb::object Tree::namespaces() {
+    Step step(*this);
+    nb::list found;
+    for (Handle root : root_list(false))
+        append_to(found, at(root).root->name_space);
+    return found;
+}
+
 nb::object Tree::view(int64_t node_id) {
     Step step(*this);
     Handle handle = node_named(node_id), root = handle;
@@ -476,7 +436,8 @@ nb::object Tree::shown(Handle handle, const nb::object &name_space) {
         integer(node.hit_count), integer(node.priority), integer(node.last_access), integer(node.created),
         integer(node.num_children), nb::bool_(ranking_.is_filed(handle)), ranking_.state(handle),
         records_events_ && node.parent != kNone ? digest_list(node.hashes, 0) : nb::none(),
-        nb::none(), integer(0), records_.no_latch, nb::bool_(false));
+        nb::none(), integer(0), records_.no_latch, nb::bool_(false),
+        node.timed ? nb::object(nb::make_tuple(timed_.of(handle).expires, timed_.of(handle).after)) : nb::none());
 }
 
 }  // namespace aradix

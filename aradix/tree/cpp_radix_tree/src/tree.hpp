@@ -21,8 +21,10 @@ public:
     nb::object unpin(int64_t node_id, bool touch);
     void record_hit(int64_t node_id);
     void mark_streams(int64_t node_id, nb::handle streams);
+    void prioritize(int64_t node_id, int64_t start, int64_t stop, nb::handle priority, int64_t expires);
+    void decay(int64_t now);
 
-    nb::object evict(nb::handle num_tokens);
+    nb::object evict(nb::handle num_tokens, nb::handle name_space, nb::handle demand, bool only_excess);
     // The plain case of what a lease does (short_ways.cpp). False or None: it is not plain, and nothing was changed.
     bool enter_hold(Hold &hold);
     // (slots taken beyond those evicted, tokens evicted, whether it grew)
@@ -35,6 +37,10 @@ public:
     nb::object slots_of_hold(const Hold &hold);
     nb::object detach(nb::handle name_space);
 
+    uint32_t share_of(nb::handle name_space);
+    void charge(uint32_t share, int64_t num_tokens);
+    nb::object shares();
+
     nb::object close_gate(nb::handle key);
     void set_gate(int64_t node_id, int gate);
     nb::object open_gate(int64_t node_id);
@@ -45,6 +51,7 @@ public:
     bool is_detached(int64_t node_id);
     int64_t lock_ref(int64_t node_id);
     bool is_below(int64_t node_id, int64_t ancestor_id);
+    nb::object namespaces();
     nb::object view(int64_t node_id);
     nb::object child_ids(int64_t node_id);
     nb::object walk(bool detached);
@@ -81,7 +88,8 @@ private:
     Handle arrive(const Place &place) { return place.child == kNone ? place.node : split(place.child, place.size); }
     Grown grow(Handle origin, const Key &key, const Slots &slots, size_t stop, const Place &place, int64_t priority,
                const nb::object &ready, int64_t held_hits = 1, int64_t new_hits = 0);
-    template <class Give> void shrink(int64_t count, Give give);
+    template <class Give> void shrink(int64_t count, bool only_excess, Give give);
+    nb::list evict_tokens(int64_t count, bool only_excess);
     int64_t evict_into(PageTable &table, int64_t count, int state);
     void count_hit(Handle bottom);
     void copy_slots(Handle node, size_t start, size_t stop, int64_t *out);
