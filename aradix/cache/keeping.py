@@ -91,9 +91,9 @@ class KeepingCalls(BasePrefixCache):
         self._pressure.admission_unblocked()
         self._gates.serve_walkers()
         self._leases.changed()
-        flushed = FlushResult(sum(part.num_freed for part in parts), sum(part.num_held for part in parts))
-        _log.info("flushed: %d tokens freed, %d held", flushed.num_freed_tokens, flushed.num_held_tokens)
-        return flushed
+        done = FlushResult(sum(part.num_freed for part in parts), sum(part.num_held for part in parts))
+        _log.info("flushed: %d tokens freed, %d held by leases", done.num_freed_tokens, done.num_held_tokens)
+        return done
 
     @staticmethod
     def _concerned(

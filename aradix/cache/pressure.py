@@ -170,6 +170,8 @@ class Pressure:
         """Serve a growth at once, unless others wait for theirs."""
         if self.is_timed:
             self._cache.end_expired()
+            if self._again:  # others may have waited for just that
+                self._catch_up()
         if self._takes_short_ways and not self.growth and self.watch is None:
             taken = self._short_core.grow_hold(hold, self._table, num_tokens, HELD)
             if taken is not None:

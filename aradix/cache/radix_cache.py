@@ -216,6 +216,8 @@ class RadixCache(KeepingCalls, EventCalls):
         num_freed = self._leases.evict_slots(num_slots, only_excess=True)
         if num_freed:
             self._leases.changed()
+        else:  # not of the low pool, which nothing can be done about
+            self._pressure.changed()
         return num_freed
 
     def _wants_slots(self) -> int:
