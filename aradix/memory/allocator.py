@@ -279,7 +279,8 @@ class SlotAllocator:
         # A finaliser may retire at any point in here, which changes states and no counter: one copy is audited.
         states = table.states.copy()
         returned = [np.empty(0, dtype=np.int64), *(entry.pages for entry in list(self._returned))]
-        lost = np.setdiff1d(np.flatnonzero(states == RETIRING), np.concatenate(returned))
+        retiring = np.flatnonzero(states == RETIRING)
+        lost = np.setdiff1d(retiring, np.concatenate(returned)) if len(retiring) else retiring
         if len(lost):
             raise InvariantError(f"{len(lost)} pages were given to retire() and never reached limbo")
         states[states == RETIRING] = OUT
@@ -294,7 +295,7 @@ class SlotAllocator:
                 f"{table.counts[RETIRED]} pages are retired by their state"
             )
         carriers = self._carry.carriers()
-        if not np.isin(states[carriers], (OUT, HELD)).all():
+        if len(carriers) and not np.isin(states[carriers], (OUT, HELD)).all():
             raise InvariantError("a page that is not handed out carries marks")
         places = {name: sum(table.counts[state] for state in states) for name, states in PLACES.items()}
         places["free"] = table.num_free

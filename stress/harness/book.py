@@ -8,7 +8,7 @@ since: the cache need not tell), or unknown. Records that stand on a cached slot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import count
 from typing import NamedTuple
 
@@ -317,22 +317,20 @@ class Book:
 
     # ---- sums
 
-    def own_slots(self, page_size: int) -> int:
-        """Slots that leases hold apart from the tree, in whole pages."""
-        return sum(
-            -(-(len(record.slots) - record.published) // page_size) * page_size
-            for record in self.records.values()
-            if record.name != "caller"
-        )
+    def count(self) -> tuple[int, int]:
+        """Leases, and the slots, in whole pages, that they hold apart from the tree."""
+        num_leases = num_slots = 0
+        page_size = self.page_size
+        for record in self.records.values():
+            if record.name == "lease":
+                num_leases += 1
+                num_slots -= (record.published - len(record.slots)) // page_size * page_size
+        return num_leases, num_slots
 
     @property
     def num_stood(self) -> int:
         """Cached slots that somebody stands on."""
         return len(self._stood)
-
-    def num_records(self, is_meant: Callable[[Record], bool]) -> int:
-        """Live records of some kind."""
-        return sum(map(is_meant, self.records.values()))
 
     # ---- parts
 

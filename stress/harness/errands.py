@@ -49,7 +49,7 @@ class Worker:
                         await self._exclusive(act)
                     else:
                         await self._acts[act.name](*act.args)
-            site.after_act()
+            site.after_act(act)
 
     async def _pause(self, length: int = 0) -> None:
         await self._site.pause(length)

@@ -6,6 +6,9 @@ few are asked for again and again. An emphasis shifts the weights; the rest stay
 
 from __future__ import annotations
 
+import bisect
+import functools
+import itertools
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -46,6 +49,7 @@ class Emphasis:
         abrupt: how often a release comes in one step with the cancellation of somebody who waits.
         keeps_pins: how often the cache lets those that wait to be entered keep their pins.
         prompts: the fewest and the most.
+        tasks: the fewest and the most.
         length: the fewest and the most acts of a task.
         churn: whether eviction goes against what is used, so that what was just found is soon gone.
         faults: whether something is planned to break.
@@ -59,12 +63,13 @@ class Emphasis:
     namespaces: int = 2
     streams: tuple[int, ...] = (0, 1, 1, 2, 2)
     long: float = 0.1
-    pages: tuple[int, int] = (5, 20)
+    pages: tuple[int, int] = (3, 12)
     holding: float = 0.4
     abrupt: float = 0.5
     keeps_pins: float = 0.6
-    prompts: tuple[int, int] = (5, 10)
-    length: tuple[int, int] = (2, 5)
+    prompts: tuple[int, int] = (3, 7)
+    tasks: tuple[int, int] = (3, 5)
+    length: tuple[int, int] = (1, 3)
     churn: bool = False
     faults: bool = False
 
@@ -107,21 +112,21 @@ EMPHASES: Mapping[str, Emphasis] = {
             steps={**_STEPS, "grow": 9, "decode": 3, "cancel": 2, "pause": 4},
             reserve=0.1,
             impatient=0.15,
-            pages=(4, 9),
+            pages=(3, 6),
             holding=0.8,
             abrupt=1.0,
-            length=(6, 12),
+            length=(2, 4),
         ),
         Emphasis(
             name="admission",
             acts={**_ACTS, "cancel": 4, "exclusive": 0.3},
             steps={**_STEPS, "cancel": 2.5, "pause": 4},
             reserve=0.8,
-            pages=(4, 9),
+            pages=(3, 6),
             holding=0.8,
             abrupt=1.0,
             keeps_pins=0.95,
-            length=(6, 12),
+            length=(2, 4),
         ),
         Emphasis(
             name="retract",
@@ -129,7 +134,7 @@ EMPHASES: Mapping[str, Emphasis] = {
             steps={**_STEPS, "grow": 10, "decode": 6, "cancel": 0.1},
             reserve=0.1,
             impatient=0.05,
-            pages=(4, 10),
+            pages=(3, 6),
             holding=0.8,
         ),
         Emphasis(
@@ -137,14 +142,14 @@ EMPHASES: Mapping[str, Emphasis] = {
             acts={**_ACTS, "exclusive": 6, "cancel": 3},
             steps={**_STEPS, "cancel": 1.5, "pause": 4},
             holding=0.7,
-            length=(3, 7),
+            length=(1, 3),
         ),
         Emphasis(
             name="low level",
             acts={**_ACTS, "insert": 9, "evict": 6, "flush": 1.5, "pinned": 2, "request": 5},
             steps=_STEPS,
             churn=True,
-            length=(7, 14),
+            length=(2, 5),
         ),
         Emphasis(
             name="churn",
@@ -152,29 +157,29 @@ EMPHASES: Mapping[str, Emphasis] = {
             steps=_STEPS,
             reserve=0.05,
             churn=True,
-            length=(6, 14),
+            length=(2, 4),
         ),
         Emphasis(
             name="branches",
             acts={"request": 10, "evict": 8, "pause": 3, "insert": 4},
             steps={"grow": 4, "commit": 6, "decode": 2, "fork": 1},
             reserve=0.05,
-            pages=(12, 30),
+            pages=(8, 18),
             holding=0.2,
-            length=(6, 12),
+            length=(2, 4),
         ),
         Emphasis(
             name="crowd",
             acts={"request": 10, "pause": 0.5, "evict": 1, "flush": 0.3, "peek": 0.5},
             steps={**_STEPS, "grow": 8, "commit": 6},
             reserve=0.1,
-            pages=(8, 24),
+            pages=(5, 14),
             holding=0.8,
             prompts=(2, 4),
-            length=(5, 10),
+            length=(2, 3),
         ),
         Emphasis(
-            name="namespaces", acts={**_ACTS, "reload": 1}, steps=_STEPS, namespaces=9, prompts=(1, 2), length=(4, 8)
+            name="namespaces", acts={**_ACTS, "reload": 1}, steps=_STEPS, namespaces=9, prompts=(1, 2), length=(2, 3)
         ),
         Emphasis(
             name="streams",
@@ -182,8 +187,8 @@ EMPHASES: Mapping[str, Emphasis] = {
             steps={**_STEPS, "read": 7},
             streams=(2,),
             long=0.4,
-            pages=(4, 12),
-            length=(4, 8),
+            pages=(3, 6),
+            length=(2, 3),
         ),
     )
 }
@@ -198,7 +203,7 @@ def make_world(seed: int, emphasis: str = "plain") -> World:
     stress = EMPHASES[emphasis]
     rng = random.Random(f"{seed} {emphasis}")
     page_size = rng.choice((1, 1, 2, 4))
-    num_tasks = rng.randint(4, 9)
+    num_tasks = rng.randint(*stress.tasks)
     num_pages = rng.randint(*stress.pages) * (2 if page_size == 1 else 1)
     low = rng.choice((0.0, 0.3, 0.5) if stress.churn else (0.0, 0.0, 0.05, 0.2))
     fields = list(_FIELDS)
@@ -217,7 +222,7 @@ def make_world(seed: int, emphasis: str = "plain") -> World:
         num_streams=num_streams,
         extra_stream=num_streams > 0 and rng.random() < 0.4,
         slow=rng.choice((1, 3, 8)),
-        check_every=rng.choice((10, 50, 50)),
+        check_every=rng.choice((10, 40, 40)),
         namespaces=tuple(fields[: rng.randint((stress.namespaces + 1) // 2, stress.namespaces)]),
     )
     world = replace(world, keys=_make_keys(rng, world, rng.randint(*stress.prompts)))
@@ -249,8 +254,21 @@ def _make_keys(rng: random.Random, world: World, num_prompts: int) -> tuple[tupl
     return tuple(keys)
 
 
-def _pick(rng: random.Random, weights: Mapping[str, float]) -> str:
-    return rng.choices(list(weights), list(weights.values()))[0]
+class _Wheel:
+    """Names, each drawn as often as it weighs."""
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self._names = tuple(weights)
+        self._sums = tuple(itertools.accumulate(weights.values()))
+
+    def spin(self, rng: random.Random) -> str:
+        return self._names[bisect.bisect(self._sums, rng.random() * self._sums[-1], 0, len(self._names) - 1)]
+
+
+@functools.cache
+def _wheels(name: str) -> tuple[_Wheel, _Wheel]:
+    """What the tasks and the requests of an emphasis do."""
+    return _Wheel(EMPHASES[name].acts), _Wheel(EMPHASES[name].steps)
 
 
 def _key(rng: random.Random, world: World) -> int:
@@ -267,7 +285,7 @@ def _make_task(rng: random.Random, stress: Emphasis, world: World, num_tasks: in
 
 
 def _make_act(rng: random.Random, stress: Emphasis, world: World, num_tasks: int) -> Act:
-    name = _pick(rng, stress.acts)
+    name = _wheels(stress.name)[0].spin(rng)
     key = _key(rng, world)
     if name == "request":
         return _make_request(rng, stress, world, num_tasks, key)
@@ -302,12 +320,13 @@ def _make_request(rng: random.Random, stress: Emphasis, world: World, num_tasks:
 
 def _make_steps(rng: random.Random, stress: Emphasis, num_tasks: int, num_tokens: int, depth: int) -> tuple[Act, ...]:
     steps = []
+    wheel = _wheels(stress.name)[1]
     if rng.random() < 0.5:  # in one go, so that decoding is reached
         steps += [Act("grow", (num_tokens, 0)), Act("pause", (rng.randint(0, 2),)), Act("commit", (0,))]
-    for _ in range(rng.randint(1, 6)):
+    for _ in range(rng.randint(1, 4)):
         if rng.random() < stress.holding:
             steps.append(Act("pause", (rng.choice((0, 1, 1, 2)),)))
-        name = _pick(rng, stress.steps)
+        name = wheel.spin(rng)
         impatient = 0
         if rng.random() < stress.impatient:
             impatient = rng.choice((-1, 1, 2, 6))

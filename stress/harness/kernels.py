@@ -59,7 +59,7 @@ class Kernels:
         self._reads: deque[tuple[Kernel, list[int], list[int], str]] = deque()
         self._busy_until = 0.0
         self._work = anyio.Event()
-        self._num_races = 0
+        self._is_over = False
 
     def stream(self, index: int) -> VirtualStream | None:
         """The stream of that number, the extra one last; `None` where everything is computed on the host."""
@@ -153,13 +153,18 @@ class Kernels:
 
     async def run_clock(self) -> None:
         """Moves device time on as loop time passes; rests while the device does, so that a deadlock shows."""
-        while True:
+        while not self._is_over:
             await self._work.wait()
             self._work = anyio.Event()
-            while self.device.clock.now < self._busy_until:
+            while not self._is_over and self.device.clock.now < self._busy_until:
                 await anyio.sleep(_TICK_SECONDS)
                 self.device.advance(self._random.uniform(0.5, 3.0))
                 self.look()
+
+    def stop_clock(self) -> None:
+        """Ends `run_clock`: nobody waits for the device any more."""
+        self._is_over = True
+        self._work.set()
 
     def finish(self) -> None:
         """Runs the device until it is idle, and compares all that was read."""

@@ -131,7 +131,7 @@ class _Run:
                         for number, acts in enumerate(world.tasks):
                             worker = Worker(site, number)
                             tasks.start_soon(worker.run, acts, name=f"task {number}")
-                    around.cancel_scope.cancel()
+                    kernels.stop_clock()
                 if not world.fault:
                     await self._look_at_rest(site)
         finally:
@@ -151,11 +151,11 @@ class _Run:
             raise book.fail("evictor", f"the pool is below its low watermark, and stays there: {stats}")
         if stats.free + stats.evictable != stats.num_slots or stats.num_slot_waiters or stats.num_leases:
             raise book.fail("leak", f"all is released, but {stats}")
-        for namespace in {site.key(index)[0]: None for index in range(len(self.world.keys))}:
+        keys = dict.fromkeys(map(site.key, range(len(self.world.keys))))
+        for namespace in dict.fromkeys(namespace for namespace, _ in keys):
             async with cache.exclusive(radix_key((), namespace)):
                 pass
-        for index in range(len(self.world.keys)):
-            namespace, tokens = site.key(index)
+        for namespace, tokens in keys:
             record, since = book.new("lease", namespace), book.since(namespace, tokens)
             async with cache.lease(radix_key(tokens, namespace)) as lease:
                 slots: list[int] = lease.slots.tolist()

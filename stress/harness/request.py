@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 
-from aradix import Lease
+from aradix import Lease, RadixKey
 from aradix.errors import OutOfSlotsError, RequestTooLargeError, RetractError
 from stress.device import VirtualStream
 from stress.harness.book import Record
@@ -35,6 +35,7 @@ class RequestRunner:
         self._lease: Lease | None = None
         self._record: Record | None = None
         self._tokens: list[int] = []
+        self._key: RadixKey
         self._stream: VirtualStream | None = None
         self._narrow = False
         self._long = False
@@ -83,8 +84,9 @@ class RequestRunner:
         record = self._record = site.book.new("lease", namespace, store=not flags & NO_STORE)
         since = site.book.since(namespace, tokens)
         with site.operation(self._name, f"lease(key {key_index}, reserve={wanted}) {record}", waits=True) as noted:
+            self._key = radix_key(tokens, namespace)
             lease = site.cache.lease(
-                radix_key(tokens, namespace),
+                self._key,
                 reserve=wanted,
                 leave_last=1 if flags & LEAVE_LAST else 0,
                 priority=priority,
@@ -109,6 +111,7 @@ class RequestRunner:
     async def run_twin(self, lease: Lease, record: Record, tokens: list[int], act: Act) -> None:
         """Goes on with the twin of a lease, in a task of its own."""
         self._lease, self._record, self._tokens = lease, record, tokens
+        self._key = radix_key(tokens, record.namespace)
         del lease
         with self._site.cancellable(self._name):
             try:
@@ -127,7 +130,7 @@ class RequestRunner:
                 await self._fork(act)
             else:
                 await self._steps[act.name](*act.args)
-            self._site.after_act()
+            self._site.after_act(act)
 
     async def _end(self) -> None:
         lease, self._lease = self._lease, None
@@ -246,7 +249,9 @@ class RequestRunner:
             return
         with self._site.operation(self._name, f"commit({num_tokens}) {record}") as noted:
             before = record.published
-            done = lease.commit(radix_key(self._tokens[:num_tokens], record.namespace))
+            if num_tokens > len(self._key):
+                self._key = radix_key(self._tokens[:num_tokens], record.namespace)
+            done = lease.commit(self._key[:num_tokens])
             published = lease.node.depth
             noted.result = f"{before} | {done.prefix_len} held | {published} published"
             freed = self._site.book.published(
