@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Literal
 
 import msgspec
@@ -81,3 +83,42 @@ def test_without_events_there_are_none(name: Literal["python", "cpp"]) -> None:
     core.evict(2)
     core.detach()
     assert core.take_events() == []
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_the_first_event_since_they_were_taken_is_announced(name: Literal["python", "cpp"]) -> None:
+    core = make_core(name, policy="lru", record_events=True)
+    told: list[int] = []
+    core.on_event = lambda: told.append(core.num_nodes)
+    core.match(RadixKey([1, 2]), pin=True)
+    assert told == []
+    core.insert(RadixKey([1, 2]), np.arange(2))
+    core.insert(RadixKey([1, 3]), np.arange(2, 4))
+    core.evict(1)
+    assert len(told) == 1
+    assert len(core.take_events()) == 3
+    core.evict(1)
+    assert len(told) == 2
+    core.take_events()
+    core.detach()
+    assert len(told) == 3
+    core.on_event = None
+    core.take_events()
+    core.insert(RadixKey([5]), np.arange(1))
+    assert core.on_event is None
+    assert len(told) == 3
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_a_core_and_who_listens_to_it_are_collected_together(name: Literal["python", "cpp"]) -> None:
+    class Listener:
+        def __init__(self) -> None:
+            self.core = make_core(name, policy="lru", record_events=True)
+            self.core.on_event = self.hear
+
+        def hear(self) -> None:
+            raise AssertionError("nothing was recorded")
+
+    gone = weakref.ref(Listener())
+    gc.collect()
+    assert gone() is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -188,7 +189,27 @@ class BasePrefixCache(abc.ABC):
 
     @abc.abstractmethod
     def take_events(self) -> list[KVCacheEvent]:
-        """The events since the last call; none unless `enable_kv_cache_events`. Does not wait."""
+        """The events since the last call; none unless `enable_kv_cache_events`. Does not wait.
+
+        Raises:
+            UsageError: sinks take the events (`add_event_sink`).
+        """
+
+    @abc.abstractmethod
+    def add_event_sink(self, sink: Callable[[list[KVCacheEvent]], None]) -> Callable[[], None]:
+        """Have the events handed to `sink` as they arise; gives what removes it again. Does not wait.
+
+        The sink sees exactly what later steps record: once a turn of the loop, in one list, in order, in a step of its
+        own, in which it may call the cache; the rest when the cache closes, before that returns. All sinks get the same
+        list, which none may change. What nobody has taken when the first sink is added is dropped, so take a
+        `snapshot()` in the same step, or `take_events()` before it.
+
+        An exception in a sink removes it and ends the cache's task group with that exception.
+
+        Raises:
+            UsageError: the cache was made without `enable_kv_cache_events=True`.
+            CacheClosedError: the cache is closed.
+        """
 
     @abc.abstractmethod
     def pretty_print(self) -> None:

@@ -24,7 +24,7 @@ from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
 from aradix.cache.audit import audit_cache
-from aradix.cache.base_prefix_cache import BasePrefixCache
+from aradix.cache.event_sinks import EventCalls, EventSinks
 from aradix.cache.evictor import Background
 from aradix.cache.hold import Hold
 from aradix.cache.home import Home
@@ -35,7 +35,6 @@ from aradix.cache.low_level import value_array
 from aradix.cache.pressure import too_large
 from aradix.cache.views import make_snapshot, make_stats, print_tree
 from aradix.errors import InvalidKeyError, InvariantError, UsageError
-from aradix.events import KVCacheEvent
 from aradix.keys import BIGRAM_BYTES, TOKEN_BYTES, Namespace, RadixKey
 from aradix.params import (
     CacheInitParams,
@@ -62,7 +61,7 @@ _LISTEN_FROM = _FAIR_RUN // 2
 """From here on the cache listens whether the loop came round by itself."""
 
 
-class RadixCache(BasePrefixCache):
+class RadixCache(EventCalls):
     """The prefix cache. `BasePrefixCache` says what each call promises, `CacheInitParams` what can be set.
 
     Args:
@@ -91,6 +90,7 @@ class RadixCache(BasePrefixCache):
         self._gates = self._leases.gates
         self._low_pins = self._leases.low_pins
         self._pressure.on_change = self._on_change
+        self._event_sinks = EventSinks(self._core, self._fail)
         self._home: Home | None = None
         self._task_group: TaskGroup | None = None
         self._broken: str | None = None
@@ -156,6 +156,7 @@ class RadixCache(BasePrefixCache):
         self._pressure.drop_all(closed_error)
         self._gates.close_down(closed_error)
         self._pool.give_back_all(self._core.detach().freed)
+        self._event_sinks.close()
         if self._core.failure is not None:
             self._note_policy_failure(self._core.failure)
 
@@ -462,10 +463,6 @@ class RadixCache(BasePrefixCache):
     def total_size(self) -> int:
         self._begin()
         return self._core.evictable_tokens + self._core.protected_tokens
-
-    def take_events(self) -> list[KVCacheEvent]:
-        self._begin()
-        return self._core.take_events()
 
     def check(self) -> None:
         self._begin()

@@ -7,7 +7,7 @@ all that follows from it.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -37,6 +37,7 @@ class Ledger:
     ) -> None:
         self.page_size = page_size
         self.failure: BaseException | None = None
+        self.on_event: Callable[[], None] | None = None
         self.version = 0
         self.evictable_tokens = 0
         self.protected_tokens = 0
@@ -270,8 +271,14 @@ class Ledger:
         if self._item_bytes != TOKEN_BYTES:
             ids = np.append(ids[::2], ids[-1])
         stored = BlockStored(list(leaf.hashes), parent_hash, ids.tolist(), self.page_size, leaf.namespace)
-        self._events.append(stored)
+        self._record(stored)
 
     def _record_removed(self, node: TreeNode, first_page: int) -> None:
         if self._events is not None and node.hashes:
-            self._events.append(BlockRemoved(node.hashes[first_page:]))
+            self._record(BlockRemoved(node.hashes[first_page:]))
+
+    def _record(self, event: KVCacheEvent) -> None:
+        assert self._events is not None
+        self._events.append(event)
+        if len(self._events) == 1 and self.on_event is not None:
+            self.on_event()

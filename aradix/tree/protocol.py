@@ -6,7 +6,7 @@ tokens (bigrams where keys are bigrams). Nodes are named by ids that are never u
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
@@ -151,6 +151,10 @@ class TreeCore(Protocol):
 
     merges: bool
     """Whether neighbours that became equal are one node; not after a failure, nor where whole leaves are evicted."""
+
+    on_event: Callable[[], None] | None
+    """Called in the middle of a step, when it records the first event since `take_events`. It may not raise, nor call
+    the tree: all it can do is to ask for a step of its own."""
 
     @property
     def evictable_tokens(self) -> int: ...

@@ -295,7 +295,7 @@ class RadixTree(Ledger):
         self.protected_tokens -= num_held
         self.detached_tokens += num_held
         if namespace is None and self._events is not None:
-            self._events.append(AllBlocksCleared())
+            self._record(AllBlocksCleared())
         return Detached(freed, num_freed, num_held)
 
     # ---- gates ----

@@ -27,6 +27,7 @@ class Tree:
     page_size: int
     failure: BaseException | None
     merges: bool
+    on_event: Callable[[], None] | None
 
     def __init__(
         self,

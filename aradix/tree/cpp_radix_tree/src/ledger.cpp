@@ -431,19 +431,29 @@ void Ledger::record_stored(Handle handle) {
     stored.hashes = leaf.hashes;
     stored.tokens.assign(leaf.tokens.data(), leaf.tokens.data() + leaf.tokens.size());
     stored.name_space = at(root).root->name_space;
-    events_.emplace_back(std::move(stored));
+    record(std::move(stored));
 }
 
 void Ledger::record_removed(const Node &node, size_t first_page) {
     if (!records_events_ || node.hashes.empty())
         return;
-    events_.emplace_back(
+    record(
         Removed{std::vector<Digest>(node.hashes.begin() + static_cast<std::ptrdiff_t>(first_page), node.hashes.end())});
 }
 
 void Ledger::record_cleared() {
     if (records_events_)
-        events_.emplace_back(Cleared{});
+        record(Cleared{});
+}
+
+void Ledger::record(Event event) {
+    events_.push_back(std::move(event));
+    if (events_.size() != 1 || !on_event.is_valid())
+        return;
+    nb::object listener = on_event;
+    nb::object told = nb::steal(PyObject_CallNoArgs(listener.ptr()));
+    if (!told.is_valid())
+        PyErr_WriteUnraisable(listener.ptr());  // the step goes on
 }
 
 }  // namespace aradix

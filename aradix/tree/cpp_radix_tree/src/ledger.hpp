@@ -46,6 +46,8 @@ public:
     const Ranking &ranking() const { return ranking_; }
 
     nb::object take_events();
+    // Called when the first event since the last `take_events` is recorded, in the middle of a step; null for nobody.
+    nb::object on_event;
     int traverse(visitproc visit, void *arg);
     void clear();
 
@@ -135,6 +137,7 @@ private:
     Siblings children_of(Handle parent) const { return {nodes_[parent].first_child, nodes_[parent].last_child}; }
     void set_children(Handle parent, const Siblings &siblings);
     void record_stored(Handle leaf);
+    void record(Event event);
 
     uint64_t seed_;
     int64_t tick_ = 0;

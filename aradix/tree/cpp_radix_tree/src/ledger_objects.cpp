@@ -38,6 +38,7 @@ nb::object Ledger::take_events() {
 int Ledger::traverse(visitproc visit, void *arg) {
     Py_VISIT(roots_.ptr());
     Py_VISIT(last_name_space_.ptr());
+    Py_VISIT(on_event.ptr());
     if (int stop = ranking_.traverse(visit, arg))
         return stop;
     if (!marked_)
@@ -54,6 +55,7 @@ int Ledger::traverse(visitproc visit, void *arg) {
 void Ledger::clear() {
     busy_ = true;  // nothing may come in any more
     ranking_.clear();
+    on_event.reset();
     nodes_.for_each([this](Handle handle) {
         nb::object ready = std::move(at(handle).ready);
         nb::object streams = std::move(at(handle).streams);

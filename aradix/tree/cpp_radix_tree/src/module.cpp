@@ -90,6 +90,10 @@ NB_MODULE(_core, module) {
         .def_ro("detached_tokens", &Tree::detached_tokens)
         .def_ro("num_nodes", &Tree::num_nodes)
         .def_ro("version", &Tree::version)
+        .def_prop_rw(
+            "on_event", [](const Tree &tree) { return tree.on_event.is_valid() ? tree.on_event : nb::none(); },
+            [](Tree &tree, nb::object told) { tree.on_event = told.is_none() ? nb::object() : std::move(told); },
+            nb::for_setter(nb::arg("told").none()))
         .def_prop_ro("num_namespaces", [](const Tree &tree) { return tree.num_namespaces(); })
         .def("match", &Tree::match, "key"_a, nb::kw_only(), "limit"_a = nb::none(), "pin"_a = false,
              "past_pending"_a = false)

@@ -1,0 +1,127 @@
+"""`EventSinks`: who is handed a cache's events, and when.
+
+The tree says when a step records the first event since they were last taken; a step of its own, later in that turn of
+the loop, takes them all and hands them on. So a turn of many steps costs one delivery, and no sink runs inside a step.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from aradix.cache.base_prefix_cache import BasePrefixCache
+from aradix.errors import UsageError
+from aradix.events import KVCacheEvent
+from aradix.params import CacheInitParams
+
+if TYPE_CHECKING:
+    from aradix.cache.home import Home
+    from aradix.tree.protocol import TreeCore
+
+__all__ = ["EventCalls", "EventSink", "EventSinks"]
+
+EventSink = Callable[[list[KVCacheEvent]], None]
+
+
+class EventSinks:
+    """The event sinks of one cache. Nothing here waits.
+
+    Args:
+        core: that records the events.
+        fail: told what a sink raised.
+    """
+
+    def __init__(self, core: TreeCore, fail: Callable[[BaseException], None]) -> None:
+        self._core = core
+        self._fail = fail
+        self._sinks: dict[int, EventSink] = {}
+        self._lists: deque[tuple[list[KVCacheEvent], list[int]]] = deque()
+        self._num_added = 0
+        self._home: Home | None = None
+
+    def __len__(self) -> int:
+        return len(self._sinks)
+
+    def add(self, sink: EventSink, home: Home) -> Callable[[], None]:
+        """Hand a sink what later steps record; gives what removes it, which may be called again."""
+        self._take()  # what was recorded before is not for it
+        self._home = home
+        self._core.on_event = self._schedule
+        self._num_added += 1
+        order = self._num_added
+        self._sinks[order] = sink
+        if self._lists:
+            self._schedule()
+        return lambda: self._remove(order)
+
+    def _remove(self, order: int) -> None:
+        self._sinks.pop(order, None)
+        if not self._sinks:
+            self._core.on_event = None
+
+    def _schedule(self) -> None:
+        assert self._home is not None
+        try:
+            self._home.call_next(self._deliver)
+        except RuntimeError:  # the loop has ended: a lease was collected after it, and nobody is left to be told
+            return
+
+    def _take(self) -> None:
+        """Set aside what was recorded up to now, for the sinks of now."""
+        events = self._core.take_events()
+        if events and self._sinks:
+            self._lists.append((events, list(self._sinks)))
+
+    def _deliver(self) -> None:
+        if self._sinks:  # else what there is stays for `take_events`
+            self._take()
+        while self._lists:
+            events, orders = self._lists.popleft()
+            for order in orders:
+                sink = self._sinks.get(order)
+                if sink is not None:
+                    self._call(order, sink, events)
+
+    def _call(self, order: int, sink: EventSink, events: list[KVCacheEvent]) -> None:
+        try:
+            sink(events)
+        except Exception as error:
+            self._remove(order)
+            self._fail(error)
+
+    def close(self) -> None:
+        """Deliver what is left; there will be no more."""
+        self._deliver()
+        self._core.on_event = None
+        self._sinks.clear()
+
+
+class EventCalls(BasePrefixCache):
+    """The part of `RadixCache` that hands events over."""
+
+    _params: CacheInitParams
+    _core: TreeCore
+    _home: Home | None
+    _event_sinks: EventSinks
+
+    @abc.abstractmethod
+    def _begin(self) -> None: ...
+    @abc.abstractmethod
+    def _begin_open(self) -> None: ...
+
+    def take_events(self) -> list[KVCacheEvent]:
+        self._begin()
+        if self._event_sinks:
+            raise UsageError(f"{len(self._event_sinks)} event sinks take the events; remove them first")
+        return self._core.take_events()
+
+    def add_event_sink(self, sink: EventSink) -> Callable[[], None]:
+        self._begin_open()
+        if not callable(sink):
+            raise UsageError(f"an event sink is called with a list of events, got {sink!r}")
+        if not self._params.enable_kv_cache_events:
+            raise UsageError("this cache records no events; make it with CacheInitParams(enable_kv_cache_events=True)")
+        assert self._home is not None
+        return self._event_sinks.add(sink, self._home)
