@@ -69,6 +69,8 @@ class Book:
         self.records: dict[int, Record] = {}
         self.num_gates = 0
         """Gates that stand, or may."""
+        self.num_gates_ever = 0
+        """Those that stood, or might have, up to now."""
         self.num_in_flight = 0
         """Calls that began and have not ended, and may have been given something already."""
         self.violation: Violation | None = None
@@ -92,6 +94,10 @@ class Book:
     def epoch(self, namespace: Namespace) -> int:
         """How often this namespace was flushed."""
         return self._epochs.get(namespace, 0)
+
+    def was_published(self, content: int) -> bool:
+        """Whether somebody published what has this content."""
+        return content in self._published
 
     def of(self, namespace: Namespace, tokens: Sequence[int]) -> list[int]:
         """The contents of a key as they would be computed now."""
@@ -278,6 +284,11 @@ class Book:
             self._epochs[known] = self.epoch(known) + 1
 
     # ---- exclusive access
+
+    def gate_asked(self) -> None:
+        """Somebody asks for a subtree; from now on it may be closed."""
+        self.num_gates += 1
+        self.num_gates_ever += 1
 
     def gate_granted(self, namespace: Namespace, tokens: Sequence[int]) -> object:
         """Somebody has all that begins with these tokens for himself; gives what ends it."""

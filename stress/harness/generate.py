@@ -13,6 +13,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from stress.harness.copies import FATES
 from stress.harness.request import LEAVE_LAST, LONG, NARROW, NO_STORE
 from stress.harness.worlds import Act, Fault, World
 
@@ -52,7 +53,8 @@ class Emphasis:
         tasks: the fewest and the most.
         length: the fewest and the most acts of a task.
         churn: whether eviction goes against what is used, so that what was just found is soon gone.
-        faults: whether something is planned to break.
+        events: how often the cache tells of what it keeps.
+        faults: what is planned to break, one of these; "" is nothing.
     """
 
     name: str
@@ -71,7 +73,8 @@ class Emphasis:
     tasks: tuple[int, int] = (3, 5)
     length: tuple[int, int] = (1, 3)
     churn: bool = False
-    faults: bool = False
+    events: float = 0.25
+    faults: tuple[Fault, ...] = ("",)
 
 
 _ACTS: Mapping[str, float] = {
@@ -83,6 +86,8 @@ _ACTS: Mapping[str, float] = {
     "exclusive": 0.8,
     "pinned": 1,
     "insert": 1.2,
+    "save": 0.5,
+    "load": 0.5,
     "pause": 1,
     "tick": 0.4,
     "cancel": 0.8,
@@ -94,18 +99,27 @@ _STEPS: Mapping[str, float] = {
     "read": 1.2,
     "truncate": 0.6,
     "fork": 0.5,
+    "copy": 0.3,
     "pause": 2.5,
     "tick": 0.6,
     "cancel": 0.5,
 }
 
+_FAULT_AT = {"record": (3, 50), "policy": (3, 50), "copy": (1, 3), "sink": (1, 5)}
+"""Among the first how many calls the one is that fails."""
 _POLICIES = ("lru", "lru", "lfu", "slru", "fifo", "mru", "filo", "priority")
 
-EMPHASES: Mapping[str, Emphasis] = {
+EMPHASES: dict[str, Emphasis] = {
     each.name: each
     for each in (
         Emphasis(name="plain", acts=_ACTS, steps=_STEPS),
-        Emphasis(name="faults", acts=_ACTS, steps=_STEPS, faults=True),
+        Emphasis(
+            name="faults",
+            acts={**_ACTS, "save": 1.5, "load": 1.5},
+            steps=_STEPS,
+            events=0.5,
+            faults=("record", "policy", "copy", "sink"),
+        ),
         Emphasis(
             name="waiting",
             acts={**_ACTS, "cancel": 3, "exclusive": 0.3},
@@ -190,7 +204,26 @@ EMPHASES: Mapping[str, Emphasis] = {
             pages=(3, 6),
             length=(2, 3),
         ),
+        Emphasis(
+            name="copies",
+            acts={"request": 8, "save": 6, "load": 6, "insert": 1, "evict": 2, "cancel": 2, "flush": 0.3, "tick": 0.5},
+            steps={**_STEPS, "copy": 4},
+            streams=(1, 2),
+            pages=(3, 6),
+            length=(2, 4),
+        ),
+        Emphasis(
+            name="sinks",
+            acts={**_ACTS, "evict": 4, "flush": 1, "reload": 1},
+            steps={**_STEPS, "commit": 6},
+            pages=(3, 8),
+            events=1.0,
+        ),
     )
+}
+EMPHASES |= {
+    "lost copies": replace(EMPHASES["copies"], name="lost copies", faults=("copy",)),
+    "broken sinks": replace(EMPHASES["sinks"], name="broken sinks", faults=("sink",)),
 }
 
 
@@ -226,9 +259,12 @@ def make_world(seed: int, emphasis: str = "plain") -> World:
         namespaces=tuple(fields[: rng.randint((stress.namespaces + 1) // 2, stress.namespaces)]),
     )
     world = replace(world, keys=_make_keys(rng, world, rng.randint(*stress.prompts)))
-    if stress.faults:
-        fault: Fault = "record" if num_streams and rng.random() < 0.5 else "policy"
-        world = replace(world, fault=fault, fault_at=rng.randint(3, 80))
+    fault = rng.choice(stress.faults)
+    if fault:
+        if fault == "record" and not num_streams:
+            fault = "policy"
+        world = replace(world, fault=fault, fault_at=rng.randint(*_FAULT_AT[fault]))
+    world = replace(world, events=rng.random() < stress.events or fault == "sink")
     return replace(world, tasks=tuple(_make_task(rng, stress, world, num_tasks) for _ in range(num_tasks)))
 
 
@@ -276,6 +312,11 @@ def _key(rng: random.Random, world: World) -> int:
     return rng.randrange(2) if rng.random() < 0.4 else rng.randrange(len(world.keys))
 
 
+def _fate(rng: random.Random) -> int:
+    """How a copy goes on, as `copies.FATES` has it."""
+    return rng.choices(range(len(FATES)), (4, 3, 2, 1))[0]
+
+
 def _make_task(rng: random.Random, stress: Emphasis, world: World, num_tasks: int) -> tuple[Act, ...]:
     acts = []
     if rng.random() < 0.5:
@@ -300,6 +341,8 @@ def _make_act(rng: random.Random, stress: Emphasis, world: World, num_tasks: int
         args = (key, rng.randint(0, 2), rng.choice((0, 0, 1, 2)), rng.randrange(2))
     elif name == "insert":
         args = (key, rng.randrange(64), rng.randrange(2), rng.randint(0, 1))
+    elif name in ("save", "load"):
+        args = (key, rng.randrange(64), _fate(rng), rng.randrange(3))
     elif name == "peek":
         args = (key,)
     elif name == "cancel":
@@ -338,6 +381,8 @@ def _make_steps(rng: random.Random, stress: Emphasis, num_tasks: int, num_tokens
             steps.append(Act(name, (rng.randint(1, 4), rng.randrange(3), impatient)))
         elif name == "read":
             steps.append(Act(name, (rng.randrange(3), int(rng.random() < stress.long))))
+        elif name == "copy":
+            steps.append(Act(name, (_fate(rng),)))
         elif name == "truncate":
             steps.append(Act(name, (rng.randint(1, 5),)))
         elif name == "fork":

@@ -14,7 +14,7 @@ from typing import Any
 
 import anyio
 
-from stress.device import Kernel, VirtualDevice, VirtualEvent, VirtualStream
+from stress.device import Kernel, VirtualCopy, VirtualDevice, VirtualEvent, VirtualStream
 from stress.device.oracle import Actor
 from stress.harness.book import Book
 from stress.harness.worlds import World
@@ -105,6 +105,25 @@ class Kernels:
         else:
             self._launched(stream.launch(slots, (), self._duration(long), label=who), slots, expected, who)
 
+    def copy_out(
+        self, slots: Sequence[int], expected: Sequence[int], who: str, seconds: tuple[float, float] | None
+    ) -> VirtualCopy:
+        """A copy that no stream orders reads slots."""
+        copy = self.device.start_copy(slots, (), self._between(seconds))
+        self._launched(copy.kernel, slots, expected, who)
+        return copy
+
+    def copy_in(
+        self, slots: Sequence[int], contents: Sequence[int], seconds: tuple[float, float] | None
+    ) -> VirtualCopy:
+        """A copy that no stream orders writes slots; without contents it leaves nothing in them."""
+        stamp = next(self._stamps)
+        self._written.update(((stamp, slot), content) for slot, content in zip(slots, contents, strict=False))
+        self._stamp_of.update(dict.fromkeys(slots, stamp))
+        copy = self.device.start_copy((), slots, self._between(seconds), stamp=stamp)
+        self._launched(copy.kernel, (), (), "copy")
+        return copy
+
     def relabel(self, slots: Sequence[int], contents: Sequence[int]) -> None:
         """What these slots hold counts as something else from now on."""
         for slot, content in zip(slots, contents, strict=True):
@@ -116,7 +135,10 @@ class Kernels:
             later.wait_event(earlier.record_event())
 
     def _duration(self, long: bool) -> float | None:
-        return self._random.uniform(15.0, 40.0) if long else None
+        return self._between((15.0, 40.0)) if long else None
+
+    def _between(self, seconds: tuple[float, float] | None) -> float | None:
+        return None if seconds is None else self._random.uniform(*seconds)
 
     def _launched(self, kernel: Kernel, slots: Sequence[int], expected: Sequence[int], who: str) -> None:
         self._busy_until = max(self._busy_until, kernel.end)

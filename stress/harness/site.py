@@ -13,6 +13,7 @@ from aradix import Namespace, RadixCache, RadixKey, SlotAllocator
 from aradix.errors import InvariantError
 from stress.harness.book import Book
 from stress.harness.kernels import Kernels
+from stress.harness.turns import Turns
 from stress.harness.worlds import Act, World
 
 __all__ = ["Fault", "Operation", "Site", "radix_key"]
@@ -115,7 +116,8 @@ class Site:
         self.cache = cache
         self.children = children
         self.warned = warned
-        self._fault = fault
+        self.fault = fault
+        self.turns = Turns(book, lambda: cache.stats().num_slot_waiters)
         self.scopes: dict[str, anyio.CancelScope] = {}
         self._waiting: dict[str, None] = {}
         self.history: list[Operation] = []
@@ -187,7 +189,7 @@ class Site:
     @property
     def is_struck(self) -> bool:
         """Whether the planned fault has come: the cache is ending, and what its error refers to is kept."""
-        return self._fault is not None and self._fault.raised
+        return self.fault is not None and self.fault.raised
 
     def check_sums(self) -> None:
         """Every slot is in one place, and what the book knows of is among what the cache counts."""

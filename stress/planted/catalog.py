@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from stress.planted.copies import COPIES
 from stress.planted.memory import MEMORY
+from stress.planted.order import ORDER
 from stress.planted.plant import Plant
 from stress.planted.shell import SHELL
 from stress.planted.tree import TREE
 
 __all__ = ["CATALOG"]
 
-CATALOG: tuple[Plant, ...] = (*MEMORY, *SHELL, *TREE)
+CATALOG: tuple[Plant, ...] = (*MEMORY, *SHELL, *TREE, *COPIES, *ORDER)
