@@ -109,6 +109,8 @@ _FAULT_AT = {"record": (3, 50), "policy": (3, 50), "copy": (1, 3), "sink": (1, 5
 """Among the first how many calls the one is that fails."""
 _POLICIES = ("lru", "lru", "lfu", "slru", "fifo", "mru", "filo", "priority")
 
+_BUSY: Mapping[str, float] = {"request": 10, "pause": 1, "evict": 0.5}
+
 EMPHASES: dict[str, Emphasis] = {
     each.name: each
     for each in (
@@ -122,29 +124,43 @@ EMPHASES: dict[str, Emphasis] = {
         ),
         Emphasis(
             name="waiting",
-            acts={**_ACTS, "cancel": 3, "exclusive": 0.3},
-            steps={**_STEPS, "grow": 9, "decode": 3, "cancel": 2, "pause": 4},
-            reserve=0.1,
-            impatient=0.15,
+            acts={**_BUSY, "cancel": 1, "exclusive": 0.3, "flush": 0.2},
+            steps={**_STEPS, "grow": 9, "decode": 3, "pause": 4, "fork": 0.2, "read": 0.3, "truncate": 0.3},
+            reserve=0.05,
+            impatient=0.05,
             pages=(3, 6),
             holding=0.8,
             abrupt=1.0,
             length=(2, 4),
         ),
         Emphasis(
+            name="line",
+            acts={**_BUSY, "cancel": 0.3},
+            steps={"grow": 9, "commit": 2, "decode": 3, "pause": 3},
+            reserve=0.1,
+            impatient=0.0,
+            pages=(3, 6),
+            holding=0.8,
+            abrupt=0.1,
+            tasks=(5, 7),
+            length=(1, 2),
+        ),
+        Emphasis(
             name="admission",
-            acts={**_ACTS, "cancel": 4, "exclusive": 0.3},
-            steps={**_STEPS, "cancel": 2.5, "pause": 4},
-            reserve=0.8,
+            acts={**_BUSY, "cancel": 3, "exclusive": 0.3},
+            steps={"grow": 3, "commit": 4, "cancel": 3, "pause": 3},
+            reserve=0.9,
             pages=(3, 6),
             holding=0.8,
             abrupt=1.0,
             keeps_pins=0.95,
-            length=(2, 4),
+            prompts=(2, 3),
+            tasks=(4, 6),
+            length=(2, 3),
         ),
         Emphasis(
             name="retract",
-            acts={"request": 10, "pause": 1, "evict": 0.3, "flush": 0.2, "cancel": 0.2},
+            acts={**_BUSY, "flush": 0.2, "cancel": 0.2},
             steps={**_STEPS, "grow": 10, "decode": 6, "cancel": 0.1},
             reserve=0.1,
             impatient=0.05,
@@ -153,10 +169,11 @@ EMPHASES: dict[str, Emphasis] = {
         ),
         Emphasis(
             name="gates",
-            acts={**_ACTS, "exclusive": 6, "cancel": 3},
+            acts={"request": 10, "exclusive": 11, "cancel": 9, "evict": 0.5, "flush": 0.3, "pinned": 0.5},
             steps={**_STEPS, "cancel": 1.5, "pause": 4},
             holding=0.7,
-            length=(1, 3),
+            prompts=(1, 3),
+            tasks=(5, 7),
         ),
         Emphasis(
             name="low level",
@@ -175,21 +192,24 @@ EMPHASES: dict[str, Emphasis] = {
         ),
         Emphasis(
             name="branches",
-            acts={"request": 10, "evict": 8, "pause": 3, "insert": 4},
+            acts={"request": 8, "evict": 6, "insert": 8},
             steps={"grow": 4, "commit": 6, "decode": 2, "fork": 1},
             reserve=0.05,
             pages=(8, 18),
             holding=0.2,
-            length=(2, 4),
+            prompts=(4, 7),
+            tasks=(2, 3),
+            length=(4, 6),
         ),
         Emphasis(
             name="crowd",
-            acts={"request": 10, "pause": 0.5, "evict": 1, "flush": 0.3, "peek": 0.5},
+            acts={"request": 10, "evict": 1, "peek": 0.2},
             steps={**_STEPS, "grow": 8, "commit": 6},
             reserve=0.1,
             pages=(5, 14),
             holding=0.8,
             prompts=(2, 4),
+            tasks=(3, 5),
             length=(2, 3),
         ),
         Emphasis(
@@ -197,32 +217,41 @@ EMPHASES: dict[str, Emphasis] = {
         ),
         Emphasis(
             name="streams",
-            acts={**_ACTS, "evict": 2},
-            steps={**_STEPS, "read": 7},
+            acts={"request": 10, "evict": 3, "insert": 1.5, "flush": 0.2, "pinned": 0.5},
+            steps={**_STEPS, "read": 7, "truncate": 1, "pause": 1},
             streams=(2,),
-            long=0.4,
+            long=0.6,
             pages=(3, 6),
+            holding=0.3,
+            tasks=(3, 5),
             length=(2, 3),
         ),
         Emphasis(
             name="copies",
-            acts={"request": 8, "save": 6, "load": 6, "insert": 1, "evict": 2, "cancel": 2, "flush": 0.3, "tick": 0.5},
-            steps={**_STEPS, "copy": 4},
-            streams=(1, 2),
+            acts={"request": 8, "save": 5, "load": 9, "insert": 2, "evict": 5, "cancel": 1.5, "flush": 0.3},
+            steps={"grow": 6, "commit": 4, "read": 4, "copy": 3, "pause": 1, "tick": 0.3},
+            streams=(1, 2, 2),
+            long=0.4,
             pages=(3, 6),
-            length=(2, 4),
+            length=(3, 5),
         ),
         Emphasis(
             name="sinks",
-            acts={**_ACTS, "evict": 4, "flush": 1, "reload": 1},
+            acts={"request": 10, "evict": 6, "flush": 0.7, "reload": 0.7, "insert": 3, "pause": 1},
             steps={**_STEPS, "commit": 6},
             pages=(3, 8),
             events=1.0,
+            length=(2, 4),
         ),
     )
 }
 EMPHASES |= {
-    "lost copies": replace(EMPHASES["copies"], name="lost copies", faults=("copy",)),
+    "lost copies": replace(
+        EMPHASES["copies"],
+        name="lost copies",
+        acts={"request": 8, "save": 10, "insert": 2, "evict": 3, "tick": 1},
+        faults=("copy",),
+    ),
     "broken sinks": replace(EMPHASES["sinks"], name="broken sinks", faults=("sink",)),
 }
 

@@ -180,7 +180,7 @@ class Kernels:
             self._work = anyio.Event()
             while not self._is_over and self.device.clock.now < self._busy_until:
                 await anyio.sleep(_TICK_SECONDS)
-                self.device.advance(self._random.uniform(0.5, 3.0))
+                self.device.advance(self._random.uniform(1.0, 6.0))
                 self.look()
 
     def stop_clock(self) -> None:

@@ -84,8 +84,8 @@ class _TrimsSilently(RadixTree):
 
 
 ORDER = (
-    Plant("newcomer served before those that wait", "waiting", _WorsePressure(_Barges)),
-    Plant("last come, first served", "waiting", _WorsePressure(_LastFirst)),
+    Plant("newcomer served before those that wait", "line", _WorsePressure(_Barges)),
+    Plant("last come, first served", "line", _WorsePressure(_LastFirst)),
     Plant("exception of a sink swallowed", "broken sinks", _WorseSinks()),
     Plant("trimmed pages not told of", "sinks", _WorseTree()),
 )
