@@ -64,7 +64,9 @@ class Mirror:
         book, page_size = self._book, self._book.page_size
         for page in self._pages.values():
             if page.parent is not None and page.parent not in self._pages:
-                raise book.fail("mirror", f"what comes before {book.contents.name(page.content)} is gone, and it is not")
+                raise book.fail(
+                    "mirror", f"{book.contents.name(page.content)} is there, and what comes before it is not"
+                )
             if page.epoch != book.epoch(page.namespace):
                 raise book.fail("mirror", f"{book.contents.name(page.content)} was flushed, and nobody was told")
         counted = self._cache.evictable_size() + self._cache.protected_size()

@@ -61,9 +61,7 @@ class Turns:
     def served(self, turn: Turn) -> None:
         """It has returned with slots of which at least one page is new."""
         self._line.pop(turn, None)
-        passed = [
-            other for other in turn.before if other in self._line and (not other.reserve or turn.reserve)
-        ]
+        passed = [other for other in turn.before if other in self._line and (not other.reserve or turn.reserve)]
         if not passed or turn.gates != self._book.num_gates_ever or self._num_waiters() != len(self._line):
             return
         holders = self._holders(turn.record)

@@ -53,6 +53,7 @@ class Job:
     num_wanted: int = 0  # slots that it asks for
     order: int | None = None  # in which it got into line
     met_gate: bool = False  # perhaps, while it waited
+    keeps: bool = False  # its lease, when it is cancelled as it waits for more
     granted_in: int | None = None  # the epoch in which it was given what it waited for, before it woke
     task: asyncio.Task[None] | None = None
 
@@ -126,8 +127,8 @@ class CacheMachine(RuleBasedStateMachine):
                 self._read(job, lease, lease.num_matched)
                 self._write(job, lease)
                 while (missing := len(job.tokens) - lease.num_tokens) > 0:
-                    # By halves, so that a waiter may hold some slots already.
-                    if not await self._grow(job, lease, -(-missing // 2), keeps):
+                    # Some by halves, so that a waiter may hold some slots already, and some all at once.
+                    if not await self._grow(job, lease, missing if num_committed % 2 else -(-missing // 2), keeps):
                         await job.released.wait()
                         return
                 self._commit(job, lease, max(lease.num_matched, num_committed))
@@ -228,7 +229,7 @@ class CacheMachine(RuleBasedStateMachine):
             self._spawn(Job(tokens, name), num_reserved, min(num_committed, len(tokens)), delay)
 
     def _spawn(self, job: Job, num_reserved: int | None, num_committed: int, delay: float) -> None:
-        keeps = math.isnan(delay)
+        keeps = job.keeps = math.isnan(delay)
         delay = math.inf if keeps else delay
         self._start(job, lambda: self._lease(job, num_reserved, num_committed, delay, keeps))
 
@@ -280,8 +281,10 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting)
     @rule(which=WHICH, flushes=st.booleans())
     def pass_by_waiter(self, which: int, flushes: bool) -> None:
-        """One that is in line is cancelled, so that who comes after it may be served; or what it asked for is flushed."""
-        job = self.waiting[which % len(self.waiting)]
+        """Who is in line is cancelled, so that others may be served; or what was found for it is flushed."""
+        among = [job for job in self.waiting if (self._check_peek(job.tokens, job.name) if flushes else job.keeps)]
+        among = among or self.waiting
+        job = among[which % len(among)]
         if flushes:
             self._start(Job(), lambda: self._flush(job.name))
         else:
@@ -372,6 +375,10 @@ class CacheMachine(RuleBasedStateMachine):
             if job.num_wanted and not (job.met_gate and job in self.entering):  # or it may be a gate that it passed
                 self._check_turn(job, job in self.growing, [other for other in calm if other in self.calm])
         self.calm = calm
+        if not self.has_gates and not self.closing.is_set() and len(self._in_line(self.entering)) == len(self.entering):
+            # What was flushed is held by who was let in before, and by nobody who still waits for that.
+            stale = [job for job in self.live if job.num_published and job.epoch != self.num_flushes[job.name]]
+            assert self.loop.call(self.cache.stats).detached <= sum(job.num_published or 0 for job in stale)
         if not self.loop.num_ready and not self.closing.is_set():
             self._check_nobody_waits_in_vain()
 
