@@ -193,7 +193,7 @@ def make_sequential(seed: int) -> World:
     names = ("open", "grow", "commit", "close", "evict", "flush", "peek")
     weights = (5, 8, 8, 5, 1.5, 0.05, 0.3)
     acts = []
-    for name in rng.choices(names, weights, k=rng.randint(25, 60)):
+    for name in rng.choices(names, weights, k=rng.randint(60, 140)):
         first = rng.choice((1, 1, 2, 5)) if name == "evict" else rng.randint(-1 if name == "flush" else 0, 9)
         acts.append(Act(name, (first, rng.choice((2, 20, 20)))))
     return World(

@@ -67,8 +67,8 @@ Trace = list[tuple[int, int, float]]
 
 
 class CacheMachine(RuleBasedStateMachine):
-    # Shrinking may take hypothesis five minutes, by which time a test counts as hanging and is ended unreported. So once
-    # something failed there are so many runs left; after them, only what is known to fail is run to its end.
+    # Shrinking may take hypothesis five minutes, and by then a test counts as hanging and is ended unreported. So once
+    # something failed there are so many runs left; after them only what is known to fail is run to its end.
     num_runs_left = 150
     failing: ClassVar[list[Trace]] = []
 
