@@ -437,7 +437,7 @@ class CacheMachine(RuleBasedStateMachine):
             if not self.sound:
                 # Hypothesis takes up to five minutes to make a failure small. By then pytest would count the test as
                 # hanging, and end it unreported.
-                faulthandler.dump_traceback_later(900, exit=True, file=sys.__stderr__)
+                faulthandler.dump_traceback_later(900, exit=True, file=sys.__stderr__ or 2)
             for task in asyncio.all_tasks(self.loop):
                 self.loop.call(task.cancel)
             self.loop.settle()
