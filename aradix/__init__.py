@@ -3,6 +3,8 @@
 An async-safe radix tree over token ids whose nodes own KV slots. Start with `RadixCache` and `cache.lease(key)`.
 """
 
+import logging
+
 from aradix import errors, events, policies
 from aradix.cache.base_prefix_cache import BasePrefixCache
 from aradix.cache.chunk_cache import ChunkCache
@@ -11,6 +13,8 @@ from aradix.cache.radix_cache import RadixCache
 from aradix.errors import AradixError
 from aradix.keys import Namespace, RadixKey
 from aradix.memory.allocator import SlotAllocator
+from aradix.memory.host_pool import HostKVPool
+from aradix.memory.kv_pool import MHAKVPool, MLAKVPool
 from aradix.params import (
     CacheInitParams,
     CacheStats,
@@ -22,6 +26,8 @@ from aradix.params import (
     MatchPrefixParams,
     MatchResult,
     NodeRef,
+    PriorityRange,
+    TenantStats,
 )
 
 __all__ = [
@@ -33,17 +39,24 @@ __all__ = [
     "EvictParams",
     "EvictResult",
     "FlushResult",
+    "HostKVPool",
     "InsertParams",
     "InsertResult",
     "Lease",
+    "MHAKVPool",
+    "MLAKVPool",
     "MatchPrefixParams",
     "MatchResult",
     "Namespace",
     "NodeRef",
+    "PriorityRange",
     "RadixCache",
     "RadixKey",
     "SlotAllocator",
+    "TenantStats",
     "errors",
     "events",
     "policies",
 ]
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())

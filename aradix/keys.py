@@ -17,6 +17,14 @@ import numpy.typing as npt
 
 from aradix.errors import InvalidKeyError
 
+try:
+    from aradix._native import pack_tokens as _pack_fast
+except ImportError:  # not compiled, or it does not load; `aradix.tree` says so
+
+    def _pack_fast(token_ids: Any) -> bytes | None:
+        return None
+
+
 __all__ = ["Namespace", "RadixKey"]
 
 _MAX_TOKEN = 2**31 - 1
@@ -178,19 +186,22 @@ class RadixKey:
     Source of the shape: SGLang's `RadixKey`.
     """
 
-    __slots__ = ("_bigrams", "_hashes", "data", "item_bytes", "namespace", "start", "stop")
+    __slots__ = ("_bigrams", "_hashes", "data", "item_bytes", "namespace", "num_items", "start", "stop")
 
     data: bytes
     start: int
     stop: int
     item_bytes: int
+    num_items: int
     namespace: Namespace
 
     def __init__(self, token_ids: Any, extra_key: str | Namespace | None = None) -> None:
-        self.data = _pack(token_ids)
+        # The compiled reader takes what it knows and finds good; whatever is wrong is found here, and said.
+        self.data = data = _pack_fast(token_ids) or _pack(token_ids)
         self.start = 0
-        self.stop = len(self.data)
+        self.stop = size = len(data)
         self.item_bytes = TOKEN_BYTES
+        self.num_items = size // TOKEN_BYTES
         self.namespace = DEFAULT_NAMESPACE if extra_key is None else Namespace.of(extra_key)
         self._hashes: tuple[int, list[bytes]] | None = None
         self._bigrams: RadixKey | None = None
@@ -202,11 +213,12 @@ class RadixKey:
         key = RadixKey.__new__(RadixKey)
         key.data, key.start, key.stop = data, start, stop
         key.item_bytes, key.namespace = item_bytes, self.namespace
+        key.num_items = (stop - start) // item_bytes
         key._hashes = key._bigrams = None
         return key
 
     def __len__(self) -> int:
-        return (self.stop - self.start) // self.item_bytes
+        return self.num_items
 
     def __getitem__(self, item: slice) -> RadixKey:
         """A contiguous slice, sharing this key's buffer: no copy. Does not wait."""
@@ -252,6 +264,8 @@ class RadixKey:
             return False
         if self.data is other.data and self.start == other.start:
             return True
+        if size == len(self.data):
+            return other.data.startswith(self.data, other.start)
         return other.data.startswith(memoryview(self.data)[self.start : self.stop], other.start)
 
     def page_aligned(self, page_size: int) -> RadixKey:

@@ -22,6 +22,7 @@ __all__ = [
     "EvictionPolicy",
     "NodeStats",
     "Priority",
+    "looks_at_priority",
     "policy_named",
     "state_reader",
 ]
@@ -141,6 +142,11 @@ POLICIES: dict[str, type[EvictionPolicy]] = {
     "filo": FILO,
     "priority": Priority,
 }
+
+
+def looks_at_priority(policy: EvictionPolicy) -> bool:
+    """Whether priorities can matter: not to those here that are known to look at something else."""
+    return type(policy) not in (LRU, MRU, FIFO, FILO, LFU, SLRU)
 
 
 def state_reader(policy: EvictionPolicy) -> Callable[[NodeStats], Any]:

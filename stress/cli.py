@@ -83,6 +83,8 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure, each figure against its rivals in the same run")
     bench.add_argument("name", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)} (default: all)")
     bench.add_argument("--plot", type=Path, metavar="FILE", help="draw the one figure named, as .svg or .png")
+    bench.add_argument("--long", action="store_true", help="all sizes and counts, where that takes minutes")
+    bench.add_argument("--profile", action="store_true", help="instead, where the time of ours goes (turns)")
     bench.add_argument("--json", action="store_true", help="an object a line")
     return parser
 
@@ -218,12 +220,24 @@ def _bench(args: argparse.Namespace) -> int:
         wrong = f"no figure {unknown[0]!r}" if unknown else f"--plot {plot} takes one figure, and a .svg or .png"
         print(f"python -m stress bench: {wrong}; there are {', '.join(BENCHMARKS)}", file=sys.stderr)
         return 2
+    if args.profile:
+        return _profile(names)
     for name in names:
         benchmark = BENCHMARKS[name]
-        found = benchmark.measure()
+        found = ((args.long and benchmark.measure_long) or benchmark.measure)()
         print(json.dumps(found) if args.json else f"{name}: {benchmark.about}\n{benchmark.table(found)}\n", flush=True)
         if plot is not None:
             benchmark.draw(found, plot)
+    return 0
+
+
+def _profile(names: list[str]) -> int:
+    for name in names:
+        profile = BENCHMARKS[name].profile
+        if profile is None:
+            print(f"python -m stress bench: {name} has no --profile; turns has one", file=sys.stderr)
+            return 2
+        print(profile(), flush=True)
     return 0
 
 

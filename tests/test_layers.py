@@ -89,7 +89,8 @@ def test_the_top_level_is_fixed() -> None:
         ("aradix/tree/node.py", "from aradix import memory\n", "tree (floor 1) must not import memory (floor 1)"),
         ("aradix/tree/node.py", "from ..memory import fences\n", "tree (floor 1) must not import memory (floor 1)"),
         ("aradix/tree/cpp/build.py", "from ...cache import lease\n", "tree (floor 1) must not import cache (floor 2)"),
-        ("aradix/memory/storage/file.py", "import asyncio\n", "memory must not import asyncio"),
+        ("aradix/memory/transfer.py", "import anyio\n", "memory must not import anyio"),
+        ("aradix/memory/storage/file.py", "import asyncio\n", "memory/storage must not import asyncio"),
         ("aradix/memory/fences.py", "import aradix.tree.node\n", "memory (floor 1) must not import tree (floor 1)"),
         ("aradix/cache/lease.py", "from aradix.observe import metrics\n", "cache (floor 2) must not import observe"),
         ("aradix/cache/lease.py", "from aradix import RadixKey\n", "imports aradix.RadixKey through the facade"),
@@ -125,7 +126,7 @@ def test_the_checker_finds_a_wrong_import(path: str, source: str, complaint: str
         ("aradix/tree/node.py", "from aradix.tree.protocol import NodeView\nfrom aradix.errors import UsageError\n"),
         ("aradix/tree/node.py", "from .protocol import NodeView\nfrom . import policies\n"),
         ("aradix/tree/ledger.py", "from aradix.policies import LRU\n"),
-        ("aradix/memory/storage/file.py", "import torch\nfrom ..fences import Fence\n"),
+        ("aradix/memory/storage/file.py", "import torch\nimport anyio\nfrom ..fences import Fence\n"),
         ("aradix/cache/lease.py", "import anyio\nimport aradix.memory.allocator\nfrom aradix.tree import radix_tree\n"),
         ("aradix/__init__.py", "from aradix.cache.radix_cache import RadixCache\nfrom aradix.keys import RadixKey\n"),
         ("aradix/cli.py", "from aradix.replay import driver\nimport asyncio\n"),
@@ -144,6 +145,8 @@ def test_the_checker_names_the_line() -> None:
 def test_the_checker_finds_coroutines_below_the_cache() -> None:
     source = "async def f(x):\n    await x\n    async with x:\n        async for _ in x:\n            ...\n"
     assert len(wait_violations(source, "aradix/tree/node.py")) == 4
+    assert len(wait_violations(source, "aradix/memory/transfer.py")) == 4
+    assert wait_violations(source, "aradix/memory/storage/store.py") == []
     assert wait_violations(source, "aradix/cache/lease.py") == []
 
 

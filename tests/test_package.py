@@ -25,9 +25,12 @@ PUBLIC = {
     "ChunkCache",
     "EvictParams",
     "EvictResult",
+    "HostKVPool",
     "InsertParams",
     "InsertResult",
     "Lease",
+    "MHAKVPool",
+    "MLAKVPool",
     "MatchPrefixParams",
     "MatchResult",
     "Namespace",
@@ -62,7 +65,7 @@ def test_metadata() -> None:
     assert installed["Version"] == project["version"]
     assert installed["License-Expression"] == project["license"] == "Apache-2.0"
     assert installed["Requires-Python"] == ">=3.11"
-    assert set(installed.get_all("Provides-Extra") or []) == {"cli", "test"}
+    assert set(installed.get_all("Provides-Extra") or []) == set(project["optional-dependencies"])
     assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")
     (script,) = metadata.distribution("aradix").entry_points.select(group="console_scripts")
     assert (script.name, script.value) == ("aradix", "aradix.cli:main")
@@ -116,9 +119,9 @@ SKIPPING = """
 """
 
 
-@pytest.mark.parametrize(("marks", "code"), [("", 1), ("@pytest.mark.gpu", 0)])
-def test_in_ci_only_gpu_tests_may_be_skipped(pytester: pytest.Pytester, marks: str, code: int) -> None:
-    pytester.makeini("[pytest]\nmarkers = gpu: needs a GPU\n")
+@pytest.mark.parametrize(("marks", "code"), [("", 1), ("@pytest.mark.gpu", 0), ("@pytest.mark.sglang", 0)])
+def test_in_ci_only_what_is_marked_so_may_be_skipped(pytester: pytest.Pytester, marks: str, code: int) -> None:
+    pytester.makeini("[pytest]\nmarkers =\n gpu: needs a GPU\n sglang: needs SGLang\n")
     pytester.makepyfile(SKIPPING.format(marks=marks))
     result = pytester.runpytest_inprocess("-p", "no:asyncio", plugins=[NothingSkipped(pytester.path)])
     result.assert_outcomes(passed=1, skipped=1)

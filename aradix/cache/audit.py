@@ -28,7 +28,9 @@ def audit_cache(cache: RadixCache) -> None:
     cache._params.allocator.check()
     tree = audit_tree(cache._core, _live_pins(cache))
     problems = [*tree.problems, *_audit_holds(cache), *_audit_gates(cache)]
-    leased = [hold.own_slots() for hold in cache._holds.values()]
+    problems += cache._leases.pins.audit()
+    problems += cache._leases.tenants.audit(cache._holds.values())
+    leased = [hold.own for hold in cache._holds.values()]
     problems += _audit_slots(cache, {"cached": tree.cached, "detached": tree.detached, "leased": _join(leased)})
     if problems:
         shown = "; ".join(problems[:_MAX_SHOWN])
@@ -41,10 +43,11 @@ def _join(parts: list[Slots]) -> Slots:
 
 
 def _live_pins(cache: RadixCache) -> Counter[int]:
-    """Everything that pins a node: leases, entered or waiting, low-level pins, gates."""
+    """Everything that pins a node: leases, entered or waiting, low-level pins, idle prefixes that are kept, gates."""
     pins = Counter(hold.node_id for hold in cache._holds.values() if hold.node_id)
     pins.update(waiter.hold.node_id for waiter in cache._pressure.admission if waiter.hold.node_id)
     pins.update(cache._low_pins.node_ids())
+    pins.update(cache._leases.pins.node_ids())
     pins.update(passing.node_id for passing in cache._leases.passing if passing.node_id)
     for gate in cache._gates.standing:
         pins[gate.node_id] += 1
@@ -80,11 +83,11 @@ def _audit_holds(cache: RadixCache) -> list[str]:
     page_size = cache._params.page_size
     for hold in cache._holds.values():
         name = f"the lease opened at {hold.where}"
-        if hold.released or not hold.entered:
+        if hold.released or not hold.entered or not hold.held:
             problems.append(f"I2: {name} is listed, but not held")
-        if len(hold.own) % page_size or not 0 <= hold.num_own <= len(hold.own):
+        if hold.num_own_slots % page_size or not 0 <= hold.num_own <= hold.num_own_slots:
             problems.append(
-                f"I1: {name} uses {hold.num_own} of {len(hold.own)} slots of its own, in pages of {page_size}"
+                f"I1: {name} uses {hold.num_own} of {hold.num_own_slots} slots of its own, in pages of {page_size}"
             )
         if hold.published and len(cache._core.slots_of(hold.ref)) != hold.published:
             problems.append(f"I2: {name} has {hold.published} tokens in the tree, but its node ends elsewhere")

@@ -19,11 +19,14 @@ from aradix.params import (
     MatchPrefixParams,
     MatchResult,
     NodeRef,
+    TenantStats,
 )
 
 if TYPE_CHECKING:
     from aradix.cache.lease import Lease
     from aradix.cache.locks import Exclusive
+    from aradix.cache.pins import Pin
+    from aradix.cache.request_rows import RequestRow
 
 __all__ = ["BasePrefixCache"]
 
@@ -95,6 +98,28 @@ class BasePrefixCache(abc.ABC):
             UsageError: on entering, if this task holds a subtree already.
         """
 
+    @abc.abstractmethod
+    def pin(self, key: RadixKey, *, ttl: float | None = None, budget: int | None = None) -> Pin:
+        """Keep the cached prefix of a key from eviction while it is idle. Does not wait.
+
+        What is cached now is pinned, and nothing that comes later: commit first. A budget that does not reach shortens
+        the pin to the whole pages that fit, which `Pin.num_tokens` beside `Pin.num_matched` tells. Waiting requests
+        count on what a `ttl` will give back, so none of them is told to give way for it.
+
+        Args:
+            key: the tokens, in their namespace.
+            ttl: seconds on the cache's clock; `None` until it is released, or taken back where nobody could go on
+                otherwise. It ends idle protection only: leases that stand there keep what they have.
+            budget: the most tokens to pin; whatever it is, all pins together stay within
+                `CacheInitParams(pin_budget=)`.
+
+        Raises:
+            InvalidKeyError: `key` is no `RadixKey`.
+            UsageError: a `ttl` that is not above 0 and finite, a `budget` below 0; or somebody has a subtree that the
+                prefix runs through exclusively.
+            CacheClosedError: the cache is closed.
+        """
+
     # ---- low-level calls, for schedulers that keep their own tables ----
 
     @abc.abstractmethod
@@ -142,6 +167,39 @@ class BasePrefixCache(abc.ABC):
             UsageError: there is none to undo.
         """
 
+    @abc.abstractmethod
+    def cache_unfinished_req(self, req: RequestRow, chunked: bool = False) -> None:
+        """Publish the whole pages of a request's `fill_ids`, and move its pin and its row there. Does not wait.
+
+        `last_node`, `cache_protected_len` and `prefix_indices` are set. Its slots of what the tree held already go
+        back. After a flush of what it stands on, and below a subtree that somebody has, nothing is published. A request
+        that matched nothing stands on nothing, so a flush does not end it: give new weights a namespace of their own.
+
+        Args:
+            req: it has pinned `last_node` with `inc_lock_ref`, and the slots in its row are its own from there on.
+            chunked: more of the prompt follows. Nothing depends on it: what a request published is no hit of its own.
+
+        Raises:
+            UsageError: the request and its pin do not fit, or slots of its row are not its own. Nothing was changed.
+        """
+
+    @abc.abstractmethod
+    def cache_finished_req(
+        self, req: RequestRow, is_insert: bool = True, *, kv_len_to_handle: int | None = None
+    ) -> None:
+        """Publish what a request has computed, give back all other slots of its row, and unpin. Does not wait.
+
+        For a request that ends, is aborted or retracted. Over-allocated slots (`kv_allocated_len`) go back too.
+
+        Args:
+            req: as for `cache_unfinished_req`; `last_node` is `None` afterwards. Its row is the scheduler's to free.
+            is_insert: whether to publish.
+            kv_len_to_handle: tokens whose KV is complete, instead of what the request says.
+
+        Raises:
+            UsageError: as for `cache_unfinished_req`.
+        """
+
     # ---- looking and clearing ----
 
     @abc.abstractmethod
@@ -149,10 +207,16 @@ class BasePrefixCache(abc.ABC):
         """Tokens that a match would find: no split, no touch, no statistics. Does not wait, for gates neither."""
 
     @abc.abstractmethod
-    async def flush(self, namespace: Namespace | str | None = None) -> FlushResult:
-        """Make all that is cached, or one namespace, unmatchable for ever. Does not wait, for leases neither.
+    async def flush(self, namespace: Namespace | str | None = None, **fields: str | int | None) -> FlushResult:
+        """Make what is cached unmatchable for ever: all, or some namespaces. Does not wait, for leases neither.
 
-        What leases hold comes back when they end, and what they computed is not published any more.
+        `flush()` is everything, `flush(namespace)` that one, and `flush(lora="x", version=1)` every namespace in which
+        these fields of `Namespace` have these values, whatever the others are. What leases hold comes back when they
+        end, and what they computed is not published any more. Pins of what is flushed end.
+
+        Raises:
+            UsageError: a namespace and fields, or no field of a namespace.
+            InvalidKeyError: a value that is neither a `str`, an `int` nor `None`.
         """
 
     @abc.abstractmethod
@@ -160,11 +224,20 @@ class BasePrefixCache(abc.ABC):
         """All counters at this moment. Does not wait."""
 
     @abc.abstractmethod
+    def tenant_stats(self) -> dict[str | int | None, TenantStats]:
+        """What each tenant with a quota has, by tenant; `None` stands for all others together. Does not wait.
+
+        Empty without `CacheInitParams(quotas=...)`. It costs one step for each quota, whatever the cache holds, so that
+        a metrics worker may ask as often as it likes; counts with a past (`evicted`, `queries` ...) only grow.
+        """
+
+    @abc.abstractmethod
     def snapshot(self, tokens: bool = True) -> dict[str, Any]:
         """The tree as plain dicts and lists; with `tokens=False` without the token ids. Does not wait.
 
         `{"namespaces": [{"namespace": {...}, "root": node}]}`, a node being `{"id", "num_tokens", "tokens", "lock_ref",
-        "residency", "priority", "hit_count", "children": [...]}`.
+        "residency", "priority", "hit_count", "children": [...]}`. Where there are pins, `"pins"` lists them as
+        `{"namespace", "node", "num_tokens", "expires"}`.
         """
 
     @abc.abstractmethod
@@ -196,13 +269,21 @@ class BasePrefixCache(abc.ABC):
         """
 
     @abc.abstractmethod
+    def current_events(self) -> list[KVCacheEvent]:
+        """Events that say what is cached now, for a reader who joins late: as if all of it was stored this moment.
+
+        A parent before its children. Takes time linear in the cache; what was recorded and not taken yet stays so.
+        None unless `enable_kv_cache_events`. Does not wait.
+        """
+
+    @abc.abstractmethod
     def add_event_sink(self, sink: Callable[[list[KVCacheEvent]], None]) -> Callable[[], None]:
         """Have the events handed to `sink` as they arise; gives what removes it again. Does not wait.
 
         The sink sees exactly what later steps record: once a turn of the loop, in one list, in order, in a step of its
         own, in which it may call the cache; the rest when the cache closes, before that returns. All sinks get the same
-        list, which none may change. What nobody has taken when the first sink is added is dropped, so take a
-        `snapshot()` in the same step, or `take_events()` before it.
+        list, which none may change. What nobody has taken when the first sink is added is dropped: take
+        `current_events()` in the same step, or `take_events()` before it.
 
         An exception in a sink removes it and ends the cache's task group with that exception.
 

@@ -6,21 +6,23 @@ the loop, takes them all and hands them on. So a turn of many steps costs one de
 
 from __future__ import annotations
 
-import abc
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from aradix.cache.base_prefix_cache import BasePrefixCache
 from aradix.errors import UsageError
-from aradix.events import KVCacheEvent
+from aradix.events import HOST_MEDIUM, BlockStored, KVCacheEvent, event_tokens
 from aradix.params import CacheInitParams
 
 if TYPE_CHECKING:
+    from aradix.cache.calls import Calls
     from aradix.cache.home import Home
     from aradix.tree.protocol import TreeCore
 
-__all__ = ["EventCalls", "EventSink", "EventSinks"]
+__all__ = ["EventCalls", "EventSink", "EventSinks", "stored_now"]
 
 EventSink = Callable[[list[KVCacheEvent]], None]
 
@@ -98,6 +100,23 @@ class EventSinks:
         self._sinks.clear()
 
 
+def stored_now(core: TreeCore, page_size: int) -> list[KVCacheEvent]:
+    """What `current_events` promises; nothing where no events are recorded."""
+    ends: dict[int, bytes | None] = {}
+    events: list[KVCacheEvent] = []
+    for view in core.walk():
+        parent_hash = ends.get(view.parent_id)
+        ends[view.node_id] = view.hashes[-1] if view.hashes else parent_hash
+        if view.hashes:
+            tokens = event_tokens(view.tokens, len(view.tokens) // view.num_tokens)
+            stored = BlockStored(b"".join(view.hashes), parent_hash, tokens, page_size, view.namespace)
+            if view.residency != "host":
+                events.append(stored)
+            if view.residency != "device":
+                events.append(msgspec.structs.replace(stored, medium=HOST_MEDIUM))
+    return events
+
+
 class EventCalls(BasePrefixCache):
     """The part of `RadixCache` that hands events over."""
 
@@ -105,20 +124,20 @@ class EventCalls(BasePrefixCache):
     _core: TreeCore
     _home: Home | None
     _event_sinks: EventSinks
-
-    @abc.abstractmethod
-    def _begin(self) -> None: ...
-    @abc.abstractmethod
-    def _begin_open(self) -> None: ...
+    _calls: Calls
 
     def take_events(self) -> list[KVCacheEvent]:
-        self._begin()
+        self._calls.begin()
         if self._event_sinks:
             raise UsageError(f"{len(self._event_sinks)} event sinks take the events; remove them first")
         return self._core.take_events()
 
+    def current_events(self) -> list[KVCacheEvent]:
+        self._calls.begin()
+        return stored_now(self._core, self._params.page_size)
+
     def add_event_sink(self, sink: EventSink) -> Callable[[], None]:
-        self._begin_open()
+        self._calls.begin_open()
         if not callable(sink):
             raise UsageError(f"an event sink is called with a list of events, got {sink!r}")
         if not self._params.enable_kv_cache_events:

@@ -9,8 +9,8 @@ Ownership of the tokens of a lease, in token order:
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Hashable
+from itertools import islice
 from types import CodeType
 from typing import Any
 
@@ -20,32 +20,76 @@ from aradix.keys import RadixKey
 from aradix.params import NodeRef
 from aradix.tree.protocol import NOWHERE, Slots
 
-__all__ = ["Hold"]
+try:
+    from aradix import _native
+except ImportError:  # not compiled, or it does not load; `aradix.tree` says so
+    _native = None  # type: ignore[assignment]
+
+__all__ = ["NO_SLOTS", "Hold", "hold_makers", "make_hold"]
+
+NO_SLOTS: Slots = np.empty(0, np.int64)
 
 
-class Hold:
+class _Shown:
+    """What a hold says of itself, whichever way its fields are kept."""
+
+    __slots__ = ()
+
+    node_id: int
+    published: int
+    stream: Any
+    used: set[Hashable] | None
+    opened_in: CodeType
+    opened_near: int
+
+    @property
+    def ref(self) -> NodeRef:
+        """The place in the tree that this lease pins; nowhere while nothing of it is there."""
+        return NodeRef(self.node_id, self.published) if self.published else NOWHERE
+
+    @property
+    def where(self) -> str:
+        """File and line that opened the lease."""
+        # The line is looked up when somebody asks: only few of many leases are ever spoken of.
+        line = next(islice(self.opened_in.co_positions(), self.opened_near // 2, None))[0]
+        return f"{self.opened_in.co_filename}:{line}"
+
+    def touching(self, streams: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The streams that may touch these slots: those named by `used_on`, else the engine's and the lease's."""
+        if self.used is not None:
+            return tuple(self.used)
+        if self.stream is None or self.stream in streams:
+            return streams
+        return (*streams, self.stream)
+
+
+class Hold(_Shown):
     """The state of a lease. `order` grows, so the youngest lease has the highest; `version` counts changes.
 
-    `given` is the user's key; `key` is what the tree looks up, its bigrams under EAGLE.
+    `given` is the user's key; `key` is what the tree looks up, its bigrams under EAGLE. `held` is true from the step
+    that enters the lease to the one that releases it.
     """
 
     __slots__ = (
+        "_buffer",
+        "_start",
+        "_stop",
         "committed",
         "counted",
         "entered",
         "given",
+        "held",
         "key",
         "limit",
         "node_id",
         "num_matched",
         "num_opened",
         "num_own",
-        "opened_at",
         "opened_in",
+        "opened_near",
         "opened_when",
         "opening",
         "order",
-        "own",
         "priority",
         "published",
         "released",
@@ -62,19 +106,19 @@ class Hold:
         order: int,
         key: RadixKey,
         given: RadixKey,
-        *,
         limit: int,
         priority: int,
         store: bool,
         resume: bool,
         stream: Any,
         opened_in: CodeType,
-        opened_at: int,
+        opened_near: int,
+        opened_when: float,
     ) -> None:
         self.order = order
         self.key = key
         self.given = given
-        self.num_opened = len(given)
+        self.num_opened = given.num_items
         self.limit = limit
         self.priority = priority
         self.store = store
@@ -82,20 +126,13 @@ class Hold:
         self.stream = stream
         self.used: set[Hashable] | None = None
         self.opened_in = opened_in
-        self.opened_at = opened_at
-        self.opened_when = 0.0
-        self.node_id = 0
-        self.num_matched = 0
-        self.published = 0
-        self.committed = 0
-        self.own: array[int] = array("q")
-        self.num_own = 0
-        self.version = 0
-        self.opening = False
-        self.entered = False
-        self.released = False
-        self.counted = False
-        self.waiting = False
+        self.opened_near = opened_near
+        self.opened_when = opened_when
+        self.node_id = self.num_matched = self.published = self.committed = 0
+        # Own slots are those of `_buffer` from `_start` to `_stop`: what goes at the front costs nothing.
+        self._buffer = NO_SLOTS
+        self._start = self._stop = self.num_own = self.version = 0
+        self.opening = self.entered = self.held = self.released = self.counted = self.waiting = False
 
     @property
     def num_tokens(self) -> int:
@@ -103,49 +140,79 @@ class Hold:
         return self.published + self.num_own
 
     @property
-    def ref(self) -> NodeRef:
-        """The place in the tree that this lease pins; nowhere while nothing of it is there."""
-        return NodeRef(self.node_id, self.published) if self.published else NOWHERE
+    def own(self) -> Slots:
+        """The own slots, in token order; not to be written to."""
+        return self._buffer[self._start : self._stop]
 
     @property
-    def where(self) -> str:
-        """File and line that opened the lease."""
-        return f"{self.opened_in.co_filename}:{self.opened_at}"
+    def num_own_slots(self) -> int:
+        """How many own slots there are, used or not."""
+        return self._stop - self._start
 
     def fresh_slots_for(self, num_tokens: int, page_size: int) -> int:
         """Slots, in whole pages, that so many more tokens need beyond the rest of the last page."""
-        missing = self.num_own + num_tokens - len(self.own)
+        missing = self.num_own + num_tokens - (self._stop - self._start)
         return -(-missing // page_size) * page_size if missing > 0 else 0
 
     def add(self, slots: Slots, num_tokens: int) -> None:
-        """Take slots, and count so many more tokens as held."""
-        self.own.frombytes(slots.tobytes())
+        """Take slots, and count so many more tokens as held. The array is the hold's from now on."""
         self.num_own += num_tokens
         self.version += 1
-
-    def own_slots(self, start: int = 0, stop: int | None = None) -> Slots:
-        """A copy of the own slots from `start` to `stop`."""
-        return np.array(self.own[start:stop], np.int64)
+        if not len(slots):
+            return
+        if self._start == self._stop:
+            self._buffer, self._start, self._stop = slots, 0, len(slots)
+            return
+        stop = self._stop + len(slots)
+        if stop > len(self._buffer):
+            own = self.own
+            # Twice the size, so that a long decode copies each slot a few times and not each time.
+            self._buffer = np.empty(2 * (len(own) + len(slots)), np.int64)
+            self._buffer[: len(own)] = own
+            self._start, stop = 0, len(own) + len(slots)
+        self._buffer[stop - len(slots) : stop] = slots
+        self._stop = stop
 
     def take_front(self, num_slots: int) -> None:
         """Let go of the first slots, which the tree now has."""
-        del self.own[:num_slots]
+        self._start += num_slots
         self.num_own -= num_slots
         self.version += 1
+        self._shrink()
 
     def cut(self, num_own: int, page_size: int) -> Slots:
         """Keep `num_own` own tokens; the slots of the pages beyond them."""
-        keep = -(-num_own // page_size) * page_size
-        freed = self.own_slots(keep)
-        del self.own[keep:]
+        keep = self._start - (-num_own // page_size) * page_size
         self.num_own = num_own
         self.version += 1
+        if keep >= self._stop:
+            return NO_SLOTS
+        freed = self._buffer[keep : self._stop].copy()
+        self._stop = keep
+        self._shrink()
         return freed
 
-    def touching(self, streams: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The streams that may touch these slots: those named by `used_on`, else the engine's and the lease's."""
-        if self.used is not None:
-            return tuple(self.used)
-        if self.stream is None or self.stream in streams:
-            return streams
-        return (*streams, self.stream)
+    def _shrink(self) -> None:
+        """Keep no block of which little is in use."""
+        if self._start == self._stop:
+            self._buffer, self._start, self._stop = NO_SLOTS, 0, 0
+        elif (self._stop - self._start) * 4 < len(self._buffer):
+            self._buffer = self.own.copy()
+            self._start, self._stop = 0, len(self._buffer)
+
+
+def hold_makers() -> dict[str, type[Hold]]:
+    """Every kind of hold that is there, the one in use last: they differ in nothing but their cost."""
+    makers: dict[str, Any] = {"python": Hold}
+    if _native is not None:
+
+        class NativeHold(_Shown, _native.Hold):
+            """The compiled twin of `Hold`; `own` is a copy."""
+
+            __slots__ = ()
+
+        makers["native"] = NativeHold
+    return makers
+
+
+make_hold: type[Hold] = list(hold_makers().values())[-1]

@@ -6,35 +6,43 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from anyio import get_cancelled_exc_class
 from anyio.lowlevel import current_token
 
 from aradix.errors import WrongLoopError
 
-__all__ = ["Home"]
+__all__ = ["Home", "is_cancellation"]
 
 
 class Home:
     """The loop that is running now. Asking whether this is still it costs a tenth of a microsecond."""
 
-    __slots__ = ("_call_next", "_call_soon", "_current", "_thread", "_token")
+    __slots__ = ("_call_next", "_call_soon", "_thread", "current", "token")
 
     def __init__(self) -> None:
         token: Any = current_token().native_token
-        self._token = token
+        self.token = token
         self._thread = threading.get_ident()
-        self._current: Callable[[], Any]
+        self.current: Callable[[], Any]
         self._call_soon: Callable[[Callable[[], None]], Any]
         self._call_next: Callable[[Callable[[], None]], Any]
         if hasattr(token, "run_sync_soon"):
             import trio
 
-            self._current, self._call_soon = trio.lowlevel.current_trio_token, token.run_sync_soon
+            self.current, self._call_soon = trio.lowlevel.current_trio_token, token.run_sync_soon
             self._call_next = token.run_sync_soon
         else:
             import asyncio
 
-            self._current, self._call_soon = asyncio.get_running_loop, token.call_soon_threadsafe
+            self.current, self._call_soon = asyncio.get_running_loop, token.call_soon_threadsafe
             self._call_next = token.call_soon
+
+    def is_here(self) -> bool:
+        """Whether the caller runs on this very loop, and so on its thread."""
+        try:
+            return self.current() is self.token
+        except RuntimeError:
+            return False
 
     def is_this_thread(self) -> bool:
         """Whether the caller runs on the home thread."""
@@ -51,13 +59,13 @@ class Home:
                 f"called from thread {threading.current_thread().name!r}, but the cache was opened on another thread; "
                 "only SlotAllocator.retire() and the completion of a fence may come from elsewhere"
             )
-        try:
-            here = self._current()
-        except RuntimeError:
-            here = None
-        if here is not self._token:
+        if not self.is_here():
+            try:
+                here = self.current()
+            except RuntimeError:
+                here = None
             raise WrongLoopError(
-                f"called from {here or 'outside any event loop'}, but the cache was opened on {self._token}"
+                f"called from {here or 'outside any event loop'}, but the cache was opened on {self.token}"
             )
 
     def call_next(self, step: Callable[[], None]) -> None:
@@ -71,3 +79,10 @@ class Home:
         except RuntimeError:  # the loop is closed, or trio's run has ended
             return False
         return True
+
+
+def is_cancellation(error: BaseException) -> bool:
+    """Whether an exception belongs to a cancel scope, which has to see it, alone or among others."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(is_cancellation(inner) for inner in error.exceptions)
+    return isinstance(error, get_cancelled_exc_class())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,11 +17,12 @@ import numpy as np
 import torch
 from anyio.lowlevel import checkpoint
 
+from aradix.cache.calls import closed_error
 from aradix.cache.hold import Hold
 from aradix.cache.pressure import SlotWaiter, too_large
 from aradix.errors import LeaseReleasedError, OutOfSlotsError, UsageError
 from aradix.keys import RadixKey
-from aradix.params import InsertResult, NodeRef
+from aradix.params import InsertResult, NodeRef, PriorityRange
 
 if TYPE_CHECKING:
     from aradix.cache.radix_cache import RadixCache
@@ -67,11 +69,11 @@ class Lease:
             return self
         if hold.opening or hold.entered:
             raise UsageError(f"the lease opened at {hold.where} was entered already; call cache.lease(key) for another")
-        cache._begin_open()
+        cache._calls.begin_open()
         hold.opening = True
-        if cache._is_turn_over():
+        if cache._calls.is_turn_over():
             await checkpoint()
-            cache._begin_open()
+            cache._calls.begin_open()
         if not cache._leases.rematch(hold):
             await cache._leases.wait_at_gate(hold)
             self._check_not_released()
@@ -104,10 +106,10 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Release. Does not wait, and raises only `WrongLoopError`, from another thread or loop."""
-        hold = self._hold
-        was_held, num_tokens = not hold.released, hold.num_tokens
+        abandoned = kind is GeneratorExit and not self._hold.released and _in_collected_generator()
+        num_tokens = self._hold.num_tokens
         self.release()
-        if was_held and kind is GeneratorExit and _in_collected_generator():
+        if abandoned:
             self._warn(num_tokens, "was left open in an async generator that was abandoned")
 
     def release(self) -> None:
@@ -121,18 +123,18 @@ class Lease:
         hold = self._hold
         if hold.released or not hold.opening:
             return
-        self._cache._begin_release()
+        self._cache._calls.begin_release()
         self._cache._leases.release(hold)
         if not hold.entered:
             self._cache._gates.serve_walkers()  # it may be among them
 
     def __del__(self) -> None:
         hold = getattr(self, "_hold", None)
-        if hold is None or not hold.entered or hold.released:
+        if hold is None or not hold.held:
             return
         num_tokens = hold.num_tokens
         # This may run in the middle of a step or on another thread: leave the work to the next step.
-        self._cache._drop(hold)
+        self._cache._calls.drop(hold)
         self._warn(num_tokens, "was never released; its slots come back now")
 
     def _warn(self, num_tokens: int, what: str) -> None:
@@ -145,12 +147,12 @@ class Lease:
 
     def _entered(self) -> Hold:
         hold = self._hold
-        if not hold.entered or hold.released:
+        if not hold.held:
             state = "released" if hold.released else "not entered yet"
             raise LeaseReleasedError(
                 f"the lease opened at {hold.where} is {state}; use it inside its `async with` block"
             )
-        self._cache._begin()
+        self._cache._calls.begin()
         return hold
 
     # ---- what it holds ----
@@ -191,9 +193,7 @@ class Lease:
         hold = self._entered()
         state = (hold.node_id, hold.published, hold.version)
         if self._slots is None or self._slots_of != state:
-            parts = [self._cache._core.slots_of(hold.ref)] if hold.published else []
-            parts.append(hold.own_slots(0, hold.num_own))
-            self._slots = torch.from_numpy(np.concatenate(parts))
+            self._slots = torch.from_numpy(self._cache._leases.slots_of(hold))
             self._slots_of = state
         return self._slots
 
@@ -228,14 +228,18 @@ class Lease:
     def _check_growth(self, num_tokens: int) -> tuple[Hold, int]:
         hold = self._entered()
         cache = self._cache
-        cache._begin_open()
-        count = count_of("num_tokens", num_tokens)
+        if cache._calls.closed:
+            raise closed_error()
+        count = num_tokens if type(num_tokens) is int and num_tokens >= 0 else count_of("num_tokens", num_tokens)
         if hold.waiting:
             raise UsageError(f"the lease opened at {hold.where} waits for slots already, in another task")
-        page_size = cache._params.page_size
-        if hold.published + -(-(hold.num_own + count) // page_size) * page_size > cache._pool.capacity:
-            raise too_large(hold.num_tokens + count, cache._pool)
         return hold, count
+
+    def _check_size(self, hold: Hold, num_tokens: int) -> None:
+        """Asked only of what cannot be had now."""
+        page_size, pool = self._cache._params.page_size, self._cache._pool
+        if hold.published + -(-(hold.num_own + num_tokens) // page_size) * page_size > pool.capacity:
+            raise too_large(hold.num_tokens + num_tokens, pool)
 
     async def allocate(self, num_tokens: int) -> None:
         """Add slots for so many more tokens: the rest of its last page first. Waits its turn under pressure.
@@ -248,10 +252,11 @@ class Lease:
         """
         hold, count = self._check_growth(num_tokens)
         cache = self._cache
-        if cache._is_turn_over():
+        if cache._calls.is_turn_over():
             await checkpoint()
             hold, count = self._check_growth(num_tokens)
         if not cache._pressure.grow_now(hold, count):
+            self._check_size(hold, count)
             cache._gates.forbid_waiting("slots")
             await cache._pressure.wait(SlotWaiter(hold, count, reserve=False))
             self._entered()
@@ -265,13 +270,14 @@ class Lease:
         hold, count = self._check_growth(num_tokens)
         cache = self._cache
         if not cache._pressure.grow_now(hold, count):
+            self._check_size(hold, count)
             raise OutOfSlotsError(
                 f"no room for {count} more tokens now: {cache._pool.allocator.available_size()} slots are free, "
                 f"{cache._pool.allocator.fenced_size()} fenced, {cache._core.evictable_tokens} evictable, and "
                 f"{len(cache._pressure.growth)} leases wait to grow; retract a request, or await allocate()"
             )
 
-    def commit(self, key: RadixKey) -> InsertResult:
+    def commit(self, key: RadixKey, *, priorities: Sequence[PriorityRange] = ()) -> InsertResult:
         """Publish the whole pages of `key`, whose KV is computed or in flight on the lease's streams. Does not wait.
 
         Where the tree holds some of it already, this lease's duplicates are retired and `slots` names the tree's
@@ -280,6 +286,9 @@ class Lease:
 
         Args:
             key: in the lease's namespace; it and the lease's key are prefixes of one another.
+            priorities: of parts of the key, in place of the lease's own, the later ones over the earlier ones. A page
+                is of the range that its first token is in; only what is published by now is concerned, and what
+                another commit said of the same tokens is replaced. For policies that look at priorities.
 
         Raises:
             UsageError: another namespace, another prefix, shorter than what is matched or committed, or longer than the
@@ -287,25 +296,32 @@ class Lease:
             TransferError: an event could not be recorded, or a stream not made to wait; the cache ends.
         """
         hold = self._entered()
-        return self._cache._leases.commit(hold, key, self._checked_commit(hold, key))
+        if not all(isinstance(part, PriorityRange) for part in priorities):
+            raise UsageError(f"priorities must be PriorityRange(start, stop, priority, duration), got {priorities!r}")
+        leases, view = self._cache._leases, self._cache._view(key)
+        done = leases.publish(hold, key, view)
+        if done is None:
+            self._check_commit(hold, view)
+            done = leases.commit(hold, key, view)
+        if priorities:
+            leases.prioritize(hold, priorities)
+        return done
 
-    def _checked_commit(self, hold: Hold, key: RadixKey) -> RadixKey:
-        view = self._cache._view(key)
-        if view.namespace != hold.key.namespace:
-            raise UsageError(f"the key is in {view.namespace}, the lease in {hold.key.namespace}")
-        shorter, longer = (view, hold.key) if len(view) < len(hold.key) else (hold.key, view)
-        if not shorter.is_prefix_of(longer):
+    def _check_commit(self, hold: Hold, view: RadixKey) -> None:
+        key = hold.key
+        num_tokens, unit = view.num_items, "bigrams" if view.is_bigram else "tokens"
+        if not (view.is_prefix_of(key) if num_tokens < key.num_items else key.is_prefix_of(view)):
+            if view.namespace != key.namespace:
+                raise UsageError(f"the key is in {view.namespace}, the lease in {key.namespace}")
             raise UsageError(
-                f"the key of {len(view)} tokens and the lease's of {len(hold.key)} are not prefixes of one another"
+                f"the key of {num_tokens} {unit} and the lease's of {len(key)} are not prefixes of one another"
             )
-        least = max(hold.num_matched, hold.published, hold.committed)
-        if len(view) < least:
-            raise UsageError(f"the key has {len(view)} tokens, but {least} are matched or committed already")
-        if len(view) > hold.num_tokens:
+        if num_tokens < hold.committed:
+            raise UsageError(f"the key has {num_tokens} {unit}, but {hold.committed} are matched or committed already")
+        if num_tokens > hold.published + hold.num_own:
             raise UsageError(
-                f"the key has {len(view)} tokens, but slots are held for {hold.num_tokens}; allocate() first"
+                f"the key has {num_tokens} {unit}, but slots are held for {hold.num_tokens}; allocate() first"
             )
-        return view
 
     def truncate(self, num_tokens: int) -> None:
         """Keep the first `num_tokens` and give back the slots beyond: rejected draft tokens. Does not wait.
@@ -333,9 +349,9 @@ class Lease:
             CacheClosedError: the cache is closed.
         """
         hold = self._entered()
-        self._cache._begin_open()
+        self._cache._calls.begin_open()
         caller = sys._getframe(1)
-        twin = Lease(self._cache, self._cache._leases.fork(hold, caller.f_code, caller.f_lineno), None)
+        twin = Lease(self._cache, self._cache._leases.fork(hold, caller.f_code, caller.f_lasti), None)
         twin._forked = True
         return twin
 

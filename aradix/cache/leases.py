@@ -6,30 +6,36 @@ serve a waiter at once. No step waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import count
+from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import Any
 
 import numpy as np
 import torch
 
-from aradix.cache.hold import Hold
+from aradix.cache.calls import Calls, closed_error
+from aradix.cache.hold import Hold, make_hold
 from aradix.cache.locks import Gates
 from aradix.cache.low_level import LowLevelPins
+from aradix.cache.pins import Pins
 from aradix.cache.pool import SlotPool
 from aradix.cache.pressure import Pressure
-from aradix.errors import AradixError, CacheClosedError, LeaseReleasedError
+from aradix.cache.tenants import Tenants
+from aradix.cache.watch import Watcher
+from aradix.errors import AradixError, LeaseReleasedError
 from aradix.keys import RadixKey
-from aradix.params import CacheInitParams, InsertResult, NodeRef
-from aradix.tree.protocol import Freed, Ready, TreeCore
+from aradix.memory.page_table import HELD
+from aradix.params import CacheInitParams, InsertResult, NodeRef, PriorityRange
+from aradix.tree.protocol import Freed, Ready, Slots, TreeCore
 
-__all__ = ["Leases", "Passage", "closed_error"]
+__all__ = ["Leases", "Passage"]
+
+_NO_DUPLICATES = torch.empty(0, dtype=torch.int64)
 
 
-def closed_error() -> CacheClosedError:
-    """The error of a call that needs an open cache."""
-    return CacheClosedError("the cache is closed; leases that are held stay usable until they are released")
+def _ticks(seconds: float) -> int:
+    """A time on the cache's clock as the tree counts it; never 0, which is no time to it."""
+    return int(seconds * 1e9) or 1
 
 
 class Passage:
@@ -47,36 +53,44 @@ class Leases:
     Args:
         params: of the cache.
         core: its tree.
+        calls: told what could not be raised; knows whether the cache is closed.
         on_low: called when the pool fell below the low watermark.
-        fail: called with what could not be raised.
     """
 
-    def __init__(
-        self,
-        params: CacheInitParams,
-        core: TreeCore,
-        on_low: Callable[[], None],
-        fail: Callable[[BaseException], None],
-    ) -> None:
+    def __init__(self, params: CacheInitParams, core: TreeCore, calls: Calls, on_low: Callable[[], None]) -> None:
         self.holds: dict[int, Hold] = {}
-        self.pool = SlotPool(params.allocator, params.streams, fail)
-        self.pressure = Pressure(core, self.pool, self, self.holds)
-        self.gates = Gates(core, self.pressure, self.pool.give_back_all, self.changed)
+        self.pool = SlotPool(params.allocator, params.streams, calls.fail)
+        self.pressure = Pressure(core, self.pool, self, self.holds, params.clock)
+        self.pins = Pins(core, params.clock, params.pin_tokens(), self.pool.give_back_all)
+        self.pins.changed = self.changed
+        self.gates = Gates(core, self.pressure, self.pool.give_back_all, self.changed, params.clock, self.pins)
         self.low_pins = LowLevelPins(core)
+        self.tenants = Tenants(core)
         self.passing: set[Hold | Passage] = set()
         """Let in by a gate in the step that opened it, and not awake yet: pinned, and neither held nor queued."""
-        self.closed = False
+        self.watch: Watcher | None = None
+        self.watchers: tuple[Watcher, ...] = ()
         self.num_queries = 0
         self.num_query_tokens = 0
         self.num_hit_tokens = 0
         self.num_evicted = 0
         self.num_resumes = 0
         self._params = params
+        self._page_size = params.page_size
+        self._is_disabled = params.disable
+        # By which a compiled tree does the plain case of a step in one call; see its short_ways.cpp.
+        self._has_tenants = bool(self.tenants)
+        self._is_native = core.name == "cpp" and not self._has_tenants
+        self._takes_short_ways = self._is_native and not params.streams and not params.disable
+        self._make_hold = self.tenants.make_hold if self._has_tenants else make_hold
+        self._short_core: Any = core
+        self._table = params.allocator.table
         self._core = core
         self._on_low = on_low
-        self._fail = fail
+        self._calls = calls
         self._low_slots = int(params.low_watermark * params.allocator.num_slots)
-        self._orders = count(1)
+        self._num_opened = 0
+        self._has_timed_priorities = False
 
     def new(
         self,
@@ -88,27 +102,31 @@ class Leases:
         resume: bool,
         stream: Any,
         opened_in: CodeType,
-        opened_at: int,
+        opened_near: int,
     ) -> Hold:
-        """A hold on nothing yet."""
-        hold = Hold(
-            next(self._orders),
+        """A hold on nothing yet; `opened_near` is the last instruction of the code that opened it."""
+        self._num_opened += 1
+        return self._make_hold(
+            self._num_opened,
             view,
             given,
-            limit=limit,
-            priority=priority,
-            store=store and not self._params.disable,
-            resume=resume,
-            stream=stream,
-            opened_in=opened_in,
-            opened_at=opened_at,
+            limit,
+            priority,
+            store and not self._params.disable,
+            resume,
+            stream,
+            opened_in,
+            opened_near,
+            self._params.clock(),
         )
-        hold.opened_when = self._params.clock()
-        return hold
 
     def rematch(self, hold: Hold) -> bool:
         """Match and pin a key in one step, letting go of an earlier match; False where a gate stands in the way."""
-        if self._params.disable:
+        if self._is_disabled:
+            return True
+        if self.watch is not None:
+            self.watch.matching(hold)
+        if self._takes_short_ways and self._short_core.enter_hold(hold):
             return True
         match = self._core.match(hold.key, limit=hold.limit, pin=True)
         if match.gate:
@@ -165,7 +183,7 @@ class Leases:
 
     async def _wait_in_line(self, step: Callable[[], bool], undo: Callable[[], None]) -> None:
         await self.gates.wait_in_line(step, undo)
-        if self.closed:  # in the very moment in which the gate let it pass
+        if self._calls.closed:  # in the very moment in which the gate let it pass
             undo()
             raise closed_error()
 
@@ -180,15 +198,22 @@ class Leases:
         """A lease got its first slots, or commits first: now it counts in the hit rate, once."""
         if hold.counted:
             return
+        self._note_query(hold)
+        if hold.num_matched and hold.node_id and not hold.resume:
+            self._core.record_hit(hold.node_id)
+
+    def _note_query(self, hold: Hold) -> None:
         hold.counted = True
+        if self.watch is not None:
+            self.watch.queried(hold)
         if hold.resume:
             self.num_resumes += 1
             return
         self.num_queries += 1
-        self.num_query_tokens += len(hold.given)
+        self.num_query_tokens += hold.given.num_items
         self.num_hit_tokens += hold.num_matched
-        if hold.num_matched and hold.node_id:
-            self._core.record_hit(hold.node_id)
+        if self._has_tenants:
+            self.tenants.count_query(hold)
 
     def others_can_release(self) -> bool:
         """Whether slots are pinned or held by something that is not an entered lease."""
@@ -203,45 +228,45 @@ class Leases:
 
     def enter(self, hold: Hold) -> None:
         """From now on the hold is a lease that somebody has."""
-        hold.entered = True
+        hold.entered = hold.held = True
         self.holds[hold.order] = hold
 
     def commit(self, hold: Hold, given: RadixKey, view: RadixKey) -> InsertResult:
         """Publish the whole pages of a key that was checked already."""
-        self.count_query(hold)
+        if not hold.counted:
+            self.count_query(hold)
         start = hold.published
-        hold.committed = len(view)
-        page_size = self._params.page_size
-        num_pages_tokens = len(view) // page_size * page_size
-        publishes = hold.store and not self.closed and num_pages_tokens > start
-        if not publishes or self._core.is_detached(hold.node_id):
-            self._note_key(hold, given, view)
-            return InsertResult(start, hold.ref, torch.empty(0, dtype=torch.int64), 0, (start, start))
-        ready = self.record_ready(hold.touching(self.pool.streams))
-        slots = np.frombuffer(hold.own, np.int64)[: num_pages_tokens - start].copy()
-        done = self._core.extend(hold.node_id, view, slots, priority=hold.priority, ready=ready)
-        self._note_key(hold, given, view)
-        hold.node_id, hold.published = done.node_id, done.end
-        hold.take_front(done.end - start)
-        duplicates = slots[: done.prefix_len - start]
-        self.pool.give_back(duplicates, hold.touching(self.pool.streams))
+        hold.committed = num_tokens = view.num_items
+        num_pages_tokens = num_tokens - num_tokens % self._page_size
+        streams: tuple[Any, ...] = ()
+        done = None
+        if hold.store and num_pages_tokens > start and not self._calls.closed:
+            streams = hold.touching(self.pool.streams)
+            ready = self.record_ready(streams) if streams else ()
+            done = self._core.extend(hold.node_id, view, hold.own, priority=hold.priority, ready=ready)
+        if num_tokens > hold.key.num_items:  # the longest key so far stands for the lease
+            hold.key, hold.given = view, given
+        if done is None:
+            return InsertResult(start, hold.ref, _NO_DUPLICATES, 0, (start, start))
+        held, end = done.prefix_len, done.end
+        hold.node_id, hold.published = done.node_id, end
+        duplicates = _NO_DUPLICATES
+        if held > start:
+            duplicates = torch.from_numpy(hold.own[: held - start].copy())
+        hold.take_front(end - start)
+        if held > start:
+            self.pool.give_back(duplicates.numpy(), streams)
         self.changed()
         if done.ready and hold.stream is not None:
             self.order_after((hold.stream,), done.ready)
-        return InsertResult(
-            done.prefix_len,
-            hold.ref,
-            torch.from_numpy(duplicates),
-            done.end - done.prefix_len,
-            (start, done.prefix_len),
-        )
+        return InsertResult(held, done.last, duplicates, end - held, (start, held))
 
     def record_ready(self, streams: tuple[Any, ...]) -> tuple[Ready, ...]:
         """Events behind what is being written; a stream that cannot tell ends the cache."""
         try:
             return self.pool.ready_after(streams)
         except AradixError as error:
-            self._fail(error)
+            self._calls.fail(error)
             raise
 
     def order_after(self, streams: tuple[Any, ...], ready: tuple[Ready, ...]) -> None:
@@ -250,14 +275,16 @@ class Leases:
             for stream in streams:
                 self.pool.order_after(stream, ready)
         except AradixError as error:
-            self._fail(error)
+            self._calls.fail(error)
             raise
 
-    @staticmethod
-    def _note_key(hold: Hold, given: RadixKey, view: RadixKey) -> None:
-        """The longest key so far stands for the lease."""
-        if len(view) > len(hold.key):
-            hold.key, hold.given = view, given
+    def slots_of(self, hold: Hold) -> Slots:
+        """The slots of a hold's tokens, in token order: a new array."""
+        if self._is_native:
+            slots: Slots = self._short_core.slots_of_hold(hold)
+            return slots
+        parts = [self._core.slots_of(hold.ref)] if hold.published else []
+        return np.concatenate([*parts, hold.own[: hold.num_own]])
 
     def truncate(self, hold: Hold, num_tokens: int) -> None:
         """Give back the slots beyond so many tokens."""
@@ -270,10 +297,18 @@ class Leases:
         self.pool.give_back(freed, hold.touching(self.pool.streams))
         self.changed()
 
-    def fork(self, hold: Hold, opened_in: CodeType, opened_at: int) -> Hold:
+    def fork(self, hold: Hold, opened_in: CodeType, opened_near: int) -> Hold:
         """A second hold, entered, on what the first has matched and published."""
         twin = self.new(
-            hold.key, hold.given, hold.limit, hold.priority, hold.store, hold.resume, hold.stream, opened_in, opened_at
+            hold.key,
+            hold.given,
+            hold.limit,
+            hold.priority,
+            hold.store,
+            hold.resume,
+            hold.stream,
+            opened_in,
+            opened_near,
         )
         twin.node_id = self._core.pin(NodeRef(hold.node_id, hold.published)) if hold.node_id else 0
         twin.num_matched = twin.published = twin.committed = hold.published
@@ -285,40 +320,121 @@ class Leases:
         """Give back all that a lease has, entered or not. Does not raise."""
         if hold.released:
             return
+        if self.watch is not None and hold.held:
+            self.watch.released(hold)
         hold.released = True
+        hold.held = False
         self.holds.pop(hold.order, None)
         if hold.waiting:
             self.pressure.drop(
                 hold, LeaseReleasedError(f"the lease opened at {hold.where} was released while it waited")
             )
+        if self._takes_short_ways:
+            num_given = self._short_core.leave_hold(hold, self._table, HELD)
+            if num_given is not None:
+                if num_given:
+                    self.pool.note_given(num_given)
+                self.changed()
+                return
         streams = hold.touching(self.pool.streams)
         freed: list[Freed] = []
         if hold.node_id:
-            extra = frozenset(stream for stream in streams if stream not in self.pool.streams)
-            if extra:
+            if streams and (extra := frozenset(stream for stream in streams if stream not in self.pool.streams)):
                 self._core.mark_streams(hold.node_id, extra)
             freed = self._core.unpin(hold.node_id)
             hold.node_id = 0
-        own = hold.cut(0, self._params.page_size)
-        self.pool.give_back_all(freed)
-        self.pool.give_back(own, streams)
+        own = hold.cut(0, self._page_size)
+        if freed:
+            self.pool.give_back_all(freed)
+        if len(own):
+            self.pool.give_back(own, streams)
         self.changed()
 
     def changed(self) -> None:
         """Slots came back or became evictable: see whether somebody, or the background evictor, waits for that."""
-        if self.closed:
+        if self._calls.closed:
             return
-        if len(self.pressure) or self.gates:
-            self.pressure.changed()
-        self.after_take()
+        pressure = self.pressure
+        if pressure.growth or pressure.admission or self.gates.standing:
+            pressure.changed()
+        if self._low_slots:
+            self.after_take()
 
     def after_take(self) -> None:
         """Slots were taken: tell if the pool is below its low watermark, and something can be done about it."""
-        if self._low_slots and self.pool.num_coming < self._low_slots and self._core.evictable_tokens:
+        if self.pool.num_coming < self._low_slots and self._core.evictable_tokens:
             self._on_low()
 
-    def evict_slots(self, num_slots: int) -> int:
-        """Evict so many tokens, or all there are, into the allocator; how many it were."""
-        num_freed = self.pool.give_back_all(self._core.evict(num_slots))
+    def publish(self, hold: Hold, given: RadixKey, view: RadixKey) -> InsertResult | None:
+        """Commit a key by the short way; `None`, and then nothing was changed, where it is not that plain."""
+        if not self._takes_short_ways or self._calls.closed:
+            return None
+        start, num_known = hold.published, hold.key.num_items
+        done = self._short_core.publish_hold(hold, self._table, view, HELD)
+        if done is None:
+            return None
+        if view.num_items > num_known:
+            hold.given = given
+        held, end, ref, duplicates = done
+        spare = _NO_DUPLICATES
+        if duplicates is not None:
+            self.pool.note_given(len(duplicates))
+            spare = torch.from_numpy(duplicates)
+        self.changed()
+        return InsertResult(held, ref, spare, end - held, (start, held))
+
+    def note_taken(self, hold: Hold, num_evicted: int) -> None:
+        """A lease grew by the short way, in which the tree counted its hit, and evicted so many tokens."""
+        if not hold.counted:
+            self._note_query(hold)
+        self.num_evicted += num_evicted
+        if self._low_slots:
+            self.after_take()
+
+    def evict_slots(self, num_slots: int, only_excess: bool = False) -> int:
+        """Evict so many tokens, or all there are, into the allocator; how many it were.
+
+        With `only_excess` no tenant loses what it has a claim on.
+        """
+        self.end_expired()
+        return self._evict(num_slots, only_excess=only_excess)
+
+    def prioritize(self, hold: Hold, priorities: Sequence[PriorityRange]) -> None:
+        """Give parts of what a lease has published priorities of their own."""
+        if not hold.published or self._core.is_detached(hold.node_id):
+            return
+        now, page_size = self._params.clock(), self._page_size
+        for part in priorities:
+            stop = hold.published if part.stop is None else min(part.stop, hold.published)
+            first, last = (-(-end // page_size) * page_size for end in (part.start, stop))
+            if first >= last:
+                continue
+            expires = 0
+            if part.duration is not None:
+                expires = _ticks(now + part.duration)
+                self._has_timed_priorities = self.pressure.is_timed = True
+            self._core.prioritize(hold.node_id, first, last, part.priority, expires)
+
+    def end_expired(self) -> None:
+        """What was kept, or ranked higher, for a time that is up is not any more."""
+        if self._has_timed_priorities:
+            self._core.decay(_ticks(self._params.clock()))
+        if self.pins.expire():
+            self.pressure.note_change()
+
+    def evict_for(self, hold: Hold, num_slots: int, demand: int) -> int:
+        """As `evict_slots`, for a lease that demands so many slots in all, which its tenant has to answer for."""
+        if not self._has_tenants:
+            return self._evict(num_slots)
+        return self._evict(num_slots, namespace=hold.key.namespace, demand=demand)
+
+    def _evict(self, num_slots: int, **shares: Any) -> int:
+        watch = self.watch
+        began = 0.0 if watch is None else self._params.clock()
+        if watch is not None:
+            watch.evicting()
+        num_freed = self.pool.give_back_all(self._core.evict(num_slots, **shares))
         self.num_evicted += num_freed
+        if watch is not None:
+            watch.evicted(num_freed, began)
         return num_freed

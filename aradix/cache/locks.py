@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
     import torch
 
+    from aradix.cache.pins import Pins
     from aradix.cache.pressure import Pressure
     from aradix.cache.radix_cache import RadixCache
+    from aradix.cache.watch import Watcher
 
 __all__ = ["Exclusive", "Gates", "StandingGate"]
 
@@ -67,7 +69,11 @@ class Gates:
         pressure: Pressure,
         give_back: Callable[[list[Freed]], Any],
         changed: Callable[[], None],
+        clock: Callable[[], float],
+        pins: Pins,
     ) -> None:
+        self.watch: Watcher | None = None
+        self._clock = clock
         self.standing: list[StandingGate] = []
         self.num_waits = 0
         self._walkers: list[_Walker] = []
@@ -77,6 +83,7 @@ class Gates:
         self._pressure = pressure
         self._give_back = give_back
         self._changed = changed
+        self._pins = pins
 
     def __bool__(self) -> bool:
         return bool(self.standing)
@@ -115,6 +122,7 @@ class Gates:
         walker = _Walker(step)
         self._walkers.append(walker)
         self.num_waits += 1
+        began = self._clock()
         try:
             await walker.event.wait()
         except BaseException:
@@ -123,6 +131,9 @@ class Gates:
             elif walker.error is None:
                 undo()
             raise
+        finally:
+            if self.watch is not None:
+                self.watch.waited_at_gate(began)
         if walker.error is not None:
             raise walker.error
 
@@ -208,7 +219,9 @@ class Gates:
             self._revoke_below(gate)
             if gate.granted:
                 continue
-            if self._core.lock_ref(gate.node_id) == 1 and not self._has_earlier(gate):
+            # An idle prefix that is only kept is nobody's: it holds up no gate.
+            num_idle = len(self._pins.below(gate.node_id)) if self._pins else 0
+            if self._core.lock_ref(gate.node_id) == 1 + num_idle and not self._has_earlier(gate):
                 self._core.set_gate(gate.node_id, Gate.GRANTED)
                 gate.granted = True
                 self.pin_leaves(gate)

@@ -46,6 +46,23 @@ class LowLevelPins:
         """The node of every pin, once for each."""
         return [node_id for pinned in self._pinned.values() for node_id in pinned if node_id]
 
+    def has(self, node: NodeRef) -> bool:
+        """Whether a place is pinned."""
+        return node in self._pinned
+
+    def node_id(self, node: NodeRef) -> int:
+        """The node that a pin of this place holds."""
+        return self._pinned[node][-1]
+
+    def move(self, old: NodeRef, new: NodeRef) -> None:
+        """A pin was moved, by the tree, from one place to the end of another's node."""
+        pinned = self._pinned.get(old)
+        if pinned:
+            pinned.pop()
+            if not pinned:
+                del self._pinned[old]
+        self._pinned.setdefault(new, []).append(new.node_id)
+
     def pin(self, node: NodeRef) -> int:
         """Pin a place; the tokens that became protected."""
         before = self._core.protected_tokens

@@ -54,7 +54,7 @@ class SlotPool:
     @property
     def capacity(self) -> int:
         """The most slots that one request can ever hold."""
-        return self.allocator.num_slots - self.allocator.quarantined_size()
+        return self.allocator.usable_size()
 
     @property
     def num_coming(self) -> int:
@@ -74,6 +74,15 @@ class SlotPool:
         if slots is not None:
             self.num_held += num_slots
         return slots
+
+    def note_given(self, num_slots: int) -> None:
+        """Slots of this cache came back by way of `SlotAllocator.table`."""
+        self.num_held -= num_slots
+        was_busy, self.is_busy = self.is_busy, True
+        try:
+            self.allocator.note_given()
+        finally:
+            self.is_busy = was_busy
 
     def adopt(self, slots: Slots) -> None:
         """Take over slots that a caller was handed out. UsageError if they are not his to give."""
@@ -106,8 +115,8 @@ class SlotPool:
     def give_back_all(self, freed: Iterable[Freed]) -> int:
         """Retire what the tree let go, one batch for each set of streams; how many slots come back."""
         batches: dict[frozenset[Hashable], list[Slots]] = {}
-        for slots, streams in freed:
-            batches.setdefault(streams, []).append(slots)
+        for one in freed:
+            batches.setdefault(one.streams, []).append(one.slots)
         total = 0
         for streams, parts in batches.items():
             slots = np.concatenate(parts) if len(parts) > 1 else parts[0]

@@ -6,31 +6,36 @@ takes no slot and no victim until all of it can be met; slots behind a fence cou
 drain the cache.
 
 When nothing will come by itself (`_is_stuck`), in this order: serve out of turn whoever fits; revoke the youngest pins
-of leases that wait to be entered; tell the youngest entered waiter to give way.
+of leases that wait to be entered; take back the youngest `cache.pin()` that no time will end; tell the youngest entered
+waiter to give way.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import anyio
-import numpy as np
 
-from aradix.cache.hold import Hold
+from aradix.cache.hold import NO_SLOTS, Hold
+from aradix.cache.pins import Pins
 from aradix.cache.pool import SlotPool
+from aradix.cache.watch import Watcher
 from aradix.errors import RequestTooLargeError, RetractError
+from aradix.memory.page_table import HELD
 from aradix.tree.protocol import Slots, TreeCore
 
 __all__ = ["Admissions", "Pressure", "SlotWaiter"]
 
-_NO_SLOTS: Slots = np.empty(0, np.int64)
+_log = logging.getLogger("aradix.cache")
 
 
 class SlotWaiter:
     """One waiting call: a lease that grows by `num_tokens`, or (`reserve`) one that waits to be entered."""
 
     __slots__ = (
+        "began",
         "blocked",
         "error",
         "event",
@@ -50,6 +55,7 @@ class SlotWaiter:
         self.reserve = reserve
         self.keeps_pins = keeps_pins
         self.version = -1
+        self.began = 0.0
         self.blocked = False
         self.granted = False
         self.num_before = 0
@@ -79,8 +85,18 @@ class Admissions(Protocol):
     def count_query(self, hold: Hold) -> None:
         """A lease got its first slots."""
 
-    def evict_slots(self, num_slots: int) -> int:
-        """Evict so many tokens into the allocator."""
+    @property
+    def pins(self) -> Pins:
+        """What is kept idle; `Pins` says how."""
+
+    def end_expired(self) -> None:
+        """Let go of what was kept, or ranked higher, for a time that is up."""
+
+    def evict_for(self, hold: Hold, num_slots: int, demand: int) -> int:
+        """Evict so many tokens into the allocator, for a lease that demands so many in all."""
+
+    def note_taken(self, hold: Hold, num_evicted: int) -> None:
+        """A lease grew by the short way, in which the tree counted its hit, and evicted so many tokens."""
 
     def others_can_release(self) -> bool:
         """Whether slots are pinned or held by something that is not an entered lease."""
@@ -92,17 +108,32 @@ class Admissions(Protocol):
 class Pressure:
     """The slot waiters of a cache. Nothing here waits but `wait`."""
 
-    def __init__(self, core: TreeCore, pool: SlotPool, cache: Admissions, holds: dict[int, Hold]) -> None:
+    def __init__(
+        self,
+        core: TreeCore,
+        pool: SlotPool,
+        cache: Admissions,
+        holds: dict[int, Hold],
+        clock: Callable[[], float],
+    ) -> None:
+        self.watch: Watcher | None = None
+        self._clock = clock
         self.growth: list[SlotWaiter] = []
         self.admission: list[SlotWaiter] = []
         self.num_waits = 0
         self.num_retracts = 0
+        self.is_timed = False
+        """Whether anything was ever kept, or ranked higher, for a time."""
         self.on_change: Callable[[], None] = lambda: None
         self._core = core
         self._pool = pool
         self._cache = cache
         self._holds = holds
         self._page_size = core.page_size
+        # By which a compiled tree does the plain case of a step in one call; see its short_ways.cpp.
+        self._takes_short_ways = core.name == "cpp" and not pool.streams and not core.shares()
+        self._short_core: Any = core
+        self._table = pool.allocator.table
         self._busy = False
         self._again = False
 
@@ -111,21 +142,24 @@ class Pressure:
 
     # ---- taking slots in one step ----
 
-    def take(self, num_slots: int, stream: Any) -> Slots | None:
-        """So many slots now, evicting for them if need be; `None` if they cannot all be had, and then nothing changed.
+    def take(self, num_slots: int, hold: Hold) -> Slots | None:
+        """So many slots for a lease now, evicting for them if need be; `None` if they cannot all be had.
 
-        Something may have been evicted into limbo where the slots are only behind a fence: they are then on their way.
+        Nothing changed then; but something may have been evicted into limbo where the slots are only behind a fence:
+        they are then on their way.
         """
         if num_slots == 0:
-            return _NO_SLOTS
+            return NO_SLOTS
+        if self.is_timed and num_slots > self._pool.num_coming:
+            self._cache.end_expired()
         was_busy, self._busy = self._busy, True
         try:
-            slots = self._pool.take(num_slots, stream) if num_slots <= self._pool.num_coming else None
+            slots = self._pool.take(num_slots, hold.stream) if num_slots <= self._pool.num_coming else None
             if slots is None and (missing := num_slots - self._pool.num_coming) > 0:
                 if missing > self._core.evictable_tokens:
                     return None
-                self._cache.evict_slots(missing)
-                slots = self._pool.take(num_slots, stream)
+                self._cache.evict_for(hold, missing, num_slots)
+                slots = self._pool.take(num_slots, hold.stream)
         finally:
             self._busy = was_busy
         if slots is not None:
@@ -134,15 +168,31 @@ class Pressure:
 
     def grow_now(self, hold: Hold, num_tokens: int) -> bool:
         """Serve a growth at once, unless others wait for theirs."""
+        if self.is_timed:
+            self._cache.end_expired()
+            if self._again:  # others may have waited for just that
+                self._catch_up()
+        if self._takes_short_ways and not self.growth and self.watch is None:
+            taken = self._short_core.grow_hold(hold, self._table, num_tokens, HELD)
+            if taken is not None:
+                num_taken, num_evicted, grew = taken
+                self._pool.num_held += num_taken
+                self._cache.note_taken(hold, num_evicted)
+                if self._again:
+                    self._catch_up()
+                if grew:
+                    return True
         num_slots = hold.fresh_slots_for(num_tokens, self._page_size)
         if num_slots and self.growth:
             return False
-        slots = self.take(num_slots, hold.stream)
+        slots = self.take(num_slots, hold)
         if slots is None:
             return False
         hold.add(slots, num_tokens)
-        self._cache.count_query(hold)
-        self._catch_up()
+        if not hold.counted:
+            self._cache.count_query(hold)
+        if self._again:
+            self._catch_up()
         return True
 
     def admit_now(self, hold: Hold, num_tokens: int) -> bool:
@@ -155,7 +205,7 @@ class Pressure:
 
     def _admit(self, hold: Hold, num_tokens: int) -> bool:
         fresh = max(0, num_tokens - hold.num_tokens)
-        slots = self.take(hold.fresh_slots_for(fresh, self._page_size), hold.stream)
+        slots = self.take(hold.fresh_slots_for(fresh, self._page_size), hold)
         if slots is None:
             return False
         hold.add(slots, fresh)
@@ -176,7 +226,14 @@ class Pressure:
         queue = self.admission if waiter.reserve else self.growth
         queue.append(waiter)
         waiter.hold.waiting = True
+        waiter.began = self._clock()
         self.num_waits += 1
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug(
+                "%d tokens more wait for slots, for the lease of %d opened at %s",
+                waiter.num_tokens,
+                *_said(waiter.hold),
+            )
         self.changed()
         try:
             await waiter.event.wait()
@@ -187,6 +244,9 @@ class Pressure:
                 self._leave(waiter)
             self.changed()
             raise
+        finally:
+            if self.watch is not None:
+                self.watch.waited_for_slots(waiter.began)
         if waiter.error is not None:
             raise waiter.error
 
@@ -282,7 +342,7 @@ class Pressure:
         if waiter.reserve:
             served = self._serve_admission(waiter)
         else:
-            slots = self.take(hold.fresh_slots_for(waiter.num_tokens, self._page_size), hold.stream)
+            slots = self.take(hold.fresh_slots_for(waiter.num_tokens, self._page_size), hold)
             served = slots is not None
             if slots is not None:
                 waiter.num_before = hold.num_tokens
@@ -313,11 +373,13 @@ class Pressure:
     def _is_stuck(self) -> bool:
         """Whether the head can only be served if a waiter gives way."""
         head = next((waiter for waiter in (*self.growth, *self.admission) if not waiter.blocked), None)
-        if head is None or self._num_missing(head) <= self._pool.num_coming + self._core.evictable_tokens:
+        # What is kept for a time comes by itself, at the latest when that time is over.
+        num_coming = self._pool.num_coming + self._core.evictable_tokens + self._cache.pins.num_timed_tokens
+        if head is None or self._num_missing(head) <= num_coming:
             return False
         if self._cache.others_can_release():
             return False
-        return all(hold.waiting or not (hold.own or hold.published) for hold in self._holds.values())
+        return all(hold.waiting or not (hold.num_own_slots or hold.published) for hold in self._holds.values())
 
     def _num_missing(self, waiter: SlotWaiter) -> int:
         hold = waiter.hold
@@ -328,11 +390,12 @@ class Pressure:
         """One step out of it; whether the queues should be looked at again."""
         if any(self._serve(waiter) for waiter in [*self.growth[1:], *self.admission]):
             return True
-        if self.revoke_pins(lambda hold: True):
+        if self.revoke_pins(lambda hold: True) or self._cache.pins.take_back():
             return True
         if self.growth:
             victim = max(self.growth, key=lambda waiter: waiter.hold.order)
             self.num_retracts += 1
+            _log.info("everybody waits: the lease of %d tokens opened at %s gives way", *_said(victim.hold))
             self._leave(victim, self._retract_error(victim))
             return True
         for waiter in self.admission:
@@ -356,3 +419,8 @@ def too_large(num_tokens: int, pool: SlotPool) -> RequestTooLargeError:
         f"{num_tokens} tokens can never fit: the pool has {pool.capacity} usable slots in pages of "
         f"{pool.allocator.page_size}; split the request, or use a larger pool"
     )
+
+
+def _said(hold: Hold) -> tuple[int, str]:
+    """How a log line names a lease: never by its tokens."""
+    return hold.num_tokens, hold.where

@@ -6,14 +6,14 @@ Where things are:
 - `pool.py` is the only door to the allocator; `pressure.py` knows who waits for slots; `locks.py` who wants a subtree
 alone.
 - `hold.py` is what one lease has, `leases.py` the steps that change one, `lease.py` the user's handle to it.
+- `keeping.py` has the calls that say what is kept and for whom.
 - This file puts them together: it opens and closes, checks who calls, and has the low-level calls.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
-import warnings
-from collections import deque
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -24,24 +24,26 @@ from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
 from aradix.cache.audit import audit_cache
+from aradix.cache.calls import Calls, closed_error
 from aradix.cache.event_sinks import EventCalls, EventSinks
 from aradix.cache.evictor import Background
-from aradix.cache.hold import Hold
-from aradix.cache.home import Home
+from aradix.cache.home import Home, is_cancellation
+from aradix.cache.keeping import KeepingCalls
 from aradix.cache.lease import Lease, count_of
-from aradix.cache.leases import Leases, Passage, closed_error
+from aradix.cache.leases import Leases, Passage
 from aradix.cache.locks import Exclusive, StandingGate
 from aradix.cache.low_level import value_array
 from aradix.cache.pressure import too_large
+from aradix.cache.request_rows import RequestRow, committed_len, computed_ids, joined_ids
+from aradix.cache.requests import Requests
 from aradix.cache.views import make_snapshot, make_stats, print_tree
 from aradix.errors import InvalidKeyError, InvariantError, UsageError
-from aradix.keys import BIGRAM_BYTES, TOKEN_BYTES, Namespace, RadixKey
+from aradix.keys import BIGRAM_BYTES, TOKEN_BYTES, RadixKey
 from aradix.params import (
     CacheInitParams,
     CacheStats,
     EvictParams,
     EvictResult,
-    FlushResult,
     InsertParams,
     InsertResult,
     MatchPrefixParams,
@@ -53,15 +55,12 @@ from aradix.tree.protocol import NOWHERE, Slots
 
 __all__ = ["RadixCache"]
 
+_log = logging.getLogger("aradix.cache")
+
 _Params = TypeVar("_Params", MatchPrefixParams, InsertParams, EvictParams)
 
-_FAIR_RUN = 128
-"""Calls in a row that may complete without letting other tasks run."""
-_LISTEN_FROM = _FAIR_RUN // 2
-"""From here on the cache listens whether the loop came round by itself."""
 
-
-class RadixCache(EventCalls):
+class RadixCache(KeepingCalls, EventCalls):
     """The prefix cache. `BasePrefixCache` says what each call promises, `CacheInitParams` what can be set.
 
     Args:
@@ -75,31 +74,35 @@ class RadixCache(EventCalls):
         if not isinstance(params, CacheInitParams):
             raise UsageError(f"RadixCache takes CacheInitParams(allocator=...), got {type(params).__name__}")
         self._params = params
+        self._item_bytes = BIGRAM_BYTES if params.is_eagle else TOKEN_BYTES
         self._core = make_core(
             params.tree_core,
             page_size=params.page_size,
-            item_bytes=BIGRAM_BYTES if params.is_eagle else TOKEN_BYTES,
+            item_bytes=self._item_bytes,
             policy=params.eviction_policy,
             evict_unit=params.evict_unit,
             record_events=params.enable_kv_cache_events,
+            shares=params.shares(),
         )
-        self._leases = Leases(params, self._core, self._on_low, self._fail)
+        self._calls = Calls(
+            lambda: self._core.failure,
+            lambda hold: self._leases.release(hold),
+            never_fails=isinstance(params.eviction_policy, str),
+        )
+        self._leases = Leases(params, self._core, self._calls, self._on_low)
         self._holds = self._leases.holds
         self._pool = self._leases.pool
         self._pressure = self._leases.pressure
         self._gates = self._leases.gates
         self._low_pins = self._leases.low_pins
+        self._requests = Requests(params, self._core, self._leases)
         self._pressure.on_change = self._on_change
-        self._event_sinks = EventSinks(self._core, self._fail)
+        self._leases.pins.on_release = self._release_pin
+        self._event_sinks = EventSinks(self._core, self._calls.fail)
         self._home: Home | None = None
         self._task_group: TaskGroup | None = None
-        self._broken: str | None = None
-        self._policy_reported = False
-        self._dropped: deque[Hold] = deque()
-        self._run_length = 0
         self._wake_pending = False
         self._ended = False
-        self._background_is_over = False
         self._low_slots = int(params.low_watermark * params.allocator.num_slots)
         self._high_slots = int(params.high_watermark * params.allocator.num_slots)
 
@@ -113,6 +116,9 @@ class RadixCache(EventCalls):
         self._task_group = anyio.create_task_group()
         await self._task_group.__aenter__()
         self._background.start(self._task_group)
+        self._calls.open(self._home, self._background)
+        allocator = self._params.allocator
+        _log.info("opened: %d slots in pages of %d, %s core", allocator.num_slots, allocator.page_size, self._core.name)
         self._unsubscribe = self._params.allocator.subscribe(self._on_slots)
         return self
 
@@ -125,13 +131,13 @@ class RadixCache(EventCalls):
         if self._ended:
             return None
         self._ended = True
-        if not self._leases.closed:
+        if not self._calls.closed:
             self._close()
         self._task_group.cancel_scope.cancel()
         try:
             return await self._leave_task_group(self._task_group, kind, error, trace)
         finally:
-            self._background_is_over = True
+            self._calls.background_is_over()
 
     async def _leave_task_group(
         self,
@@ -140,7 +146,7 @@ class RadixCache(EventCalls):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool | None:
-        if error is not None and not _is_cancellation(error):
+        if error is not None and not is_cancellation(error):
             # The user's own error goes on as it is, not in a group; a failure in the background still comes first.
             await task_group.__aexit__(None, None, None)
             swallowed = None
@@ -150,65 +156,23 @@ class RadixCache(EventCalls):
         return swallowed
 
     def _close(self) -> None:
-        self._leases.closed = True
+        self._calls.close()
         self._unsubscribe()
-        self._drain_dropped()
+        self._calls.drain_dropped()
         self._pressure.drop_all(closed_error)
         self._gates.close_down(closed_error)
+        self._leases.pins.end_all("closed")
         self._pool.give_back_all(self._core.detach().freed)
         self._event_sinks.close()
-        if self._core.failure is not None:
-            self._note_policy_failure(self._core.failure)
-
-    def _begin(self) -> None:
-        """The first line of every public call."""
-        if self._home is None:
-            raise UsageError("open the cache first: async with RadixCache(params) as cache")
-        if not self._leases.closed or not self._home.is_this_thread():
-            self._home.check()
-        if self._broken is not None:
-            raise InvariantError(f"the cache refuses further work: {self._broken}")
-        if self._core.failure is not None:
-            self._note_policy_failure(self._core.failure)
-        if self._dropped:
-            self._drain_dropped()
-
-    def _note_policy_failure(self, error: BaseException) -> None:
-        if not self._policy_reported:
-            self._policy_reported = True
-            self._fail(error)
-
-    def _begin_open(self) -> None:
-        self._begin()
-        if self._leases.closed:
-            raise closed_error()
-
-    def _is_turn_over(self) -> bool:
-        """Whether this call should let other tasks run first, before it takes anything."""
-        self._run_length += 1
-        if self._run_length == _LISTEN_FROM and self._home is not None:
-            self._home.call_next(self._end_run)  # a task that yields by itself is never made to
-        if self._run_length < _FAIR_RUN:
-            return False
-        self._end_run()
-        return True
-
-    def _end_run(self) -> None:
-        self._run_length = 0
+        _log.info("closed, with %d leases held", len(self._holds))
+        self._calls.note_policy_failure()
 
     async def _take_turn(self) -> None:
         """The first line of a call that can wait. Waits for one round of the loop now and then."""
-        self._begin_open()
-        if self._is_turn_over():
+        self._calls.begin_open()
+        if self._calls.is_turn_over():
             await checkpoint()
-            self._begin_open()
-
-    def _fail(self, error: BaseException) -> None:
-        """Something failed where it could not be raised: end the task group with it."""
-        if self._background_is_over:
-            warnings.warn(f"after the cache was closed: {error!r}", ResourceWarning, stacklevel=2, source=self)
-        elif self._home is not None:
-            self._background.fail(error)
+            self._calls.begin_open()
 
     # ---- what changes from outside ----
 
@@ -218,7 +182,7 @@ class RadixCache(EventCalls):
         So who waits is served in a step of its own. What this cache gives back itself needs no telling: the step that
         does it looks at its end.
         """
-        if self._home is None or self._leases.closed or self._wake_pending:
+        if self._home is None or self._calls.closed or self._wake_pending:
             return
         if self._pool.is_busy and self._home.is_this_thread():
             self._pressure.note_change()
@@ -231,7 +195,7 @@ class RadixCache(EventCalls):
         try:
             self._leases.changed()
         except Exception as error:
-            self._fail(error)
+            self._calls.fail(error)
 
     def _on_change(self) -> None:
         if self._gates.standing:
@@ -249,12 +213,15 @@ class RadixCache(EventCalls):
         self._background.pool_is_low()
 
     def _evict_ahead(self, num_slots: int) -> int:
-        num_freed = self._leases.evict_slots(num_slots)
-        self._leases.changed()
+        num_freed = self._leases.evict_slots(num_slots, only_excess=True)
+        if num_freed:
+            self._leases.changed()
+        else:  # not of the low pool, which nothing can be done about
+            self._pressure.changed()
         return num_freed
 
     def _wants_slots(self) -> int:
-        return 0 if self._leases.closed else max(0, self._high_slots - self._pool.num_coming)
+        return 0 if self._calls.closed else max(0, self._high_slots - self._pool.num_coming)
 
     # ---- leases ----
 
@@ -269,27 +236,33 @@ class RadixCache(EventCalls):
         resume: bool = False,
         stream: Any = None,
     ) -> Lease:
-        self._begin_open()
+        self._calls.begin_open()
         view = self._view(key)
-        limit = min(len(view), max(0, len(key) - count_of("leave_last", leave_last)))
+        limit = view.num_items
+        if leave_last != 0 or leave_last is False:
+            limit = min(limit, max(0, len(key) - count_of("leave_last", leave_last)))
         if reserve is not None:
             reserve = count_of("reserve", reserve)
             page_size = self._params.page_size
             if -(-reserve // page_size) * page_size > self._pool.capacity:
                 raise too_large(reserve, self._pool)
-        _check_priority(priority)
+        if type(priority) is not int:
+            _check_priority(priority)
         if stream is not None:
             self._pool.check_stream(stream)
         elif self._pool.streams:
             stream = self._pool.streams[0]
+        if not (store is True or store is False):
+            raise UsageError(f"store must be a bool, got {store!r}")
+        if not (resume is True or resume is False):
+            raise UsageError(f"resume must be a bool, got {resume!r}")
         caller = sys._getframe(1)
-        for name, flag in (("store", store), ("resume", resume)):
-            if not isinstance(flag, bool):
-                raise UsageError(f"{name} must be a bool, got {flag!r}")
-        hold = self._leases.new(view, key, limit, priority, store, resume, stream, caller.f_code, caller.f_lineno)
+        hold = self._leases.new(view, key, limit, priority, store, resume, stream, caller.f_code, caller.f_lasti)
         return Lease(self, hold, reserve)
 
     def _view(self, key: RadixKey) -> RadixKey:
+        if type(key) is RadixKey and key.item_bytes == self._item_bytes:
+            return key
         if not isinstance(key, RadixKey):
             raise InvalidKeyError(f"key must be a RadixKey, got {type(key).__name__}; RadixKey(token_ids) makes one")
         view = key.maybe_to_bigram_view(self._params.is_eagle)
@@ -297,38 +270,20 @@ class RadixCache(EventCalls):
             raise InvalidKeyError(f"{key!r} is a view of bigrams, which only a cache with is_eagle=True looks up")
         return view
 
-    def _begin_release(self) -> None:
-        assert self._home is not None
-        if not self._leases.closed or not self._home.is_this_thread():
-            self._home.check()
-
-    def _drop(self, hold: Hold) -> None:
-        """A lease was collected unreleased: only note it, for this may be any thread at any moment."""
-        self._dropped.append(hold)
-        if self._home is not None and not self._home.call_soon(self._drain_dropped):
-            self._drain_dropped()  # the loop has ended, so no step is under way and nobody else would do it
-
-    def _drain_dropped(self) -> None:
-        while self._dropped:
-            try:
-                self._leases.release(self._dropped.popleft())
-            except Exception as error:  # a bug of ours; the loop would only log it
-                self._fail(error)
-
     # ---- gates ----
 
     def exclusive(self, key: RadixKey) -> Exclusive:
-        self._begin_open()
+        self._calls.begin_open()
         return Exclusive(self, self._view(key))
 
     async def _close_gate(self, view: RadixKey) -> StandingGate:
-        self._begin_open()
+        self._calls.begin_open()
         task_id = anyio.get_current_task().id
         if any(gate.task_id == task_id for gate in self._gates.standing):
             raise UsageError("this task holds a subtree already, and may hold only one; leave that block first")
         await self._take_turn()
         gate = await self._gates.close(view)
-        if self._leases.closed:
+        if self._calls.closed:
             self._gates.open(gate)
             raise closed_error()
         return gate
@@ -337,8 +292,10 @@ class RadixCache(EventCalls):
         self._gates.open(gate)
 
     def _evict_below(self, gate: StandingGate) -> int:
-        self._begin()
+        self._calls.begin()
         self._gates.unpin_leaves(gate)
+        below = {pin for pin in self._leases.pins.below(gate.node_id) if pin.node_id != gate.node_id}
+        self._leases.pins.end_all("evicted", below.__contains__)
         freed = [] if self._core.is_detached(gate.node_id) else self._core.evict_below(gate.node_id)
         self._gates.pin_leaves(gate)
         num_freed = self._pool.give_back_all(freed)
@@ -352,7 +309,7 @@ class RadixCache(EventCalls):
     # ---- low-level calls ----
 
     async def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
-        self._begin_open()
+        self._calls.begin_open()
         view = self._view(_expected(params, MatchPrefixParams).key)
         if self._params.disable:
             return MatchResult(torch.empty(0, dtype=torch.int64), NOWHERE, NOWHERE, NOWHERE)
@@ -373,7 +330,7 @@ class RadixCache(EventCalls):
         self._home.call_soon(self._slots_changed)
 
     async def insert(self, params: InsertParams) -> InsertResult:
-        self._begin_open()
+        self._calls.begin_open()
         view = self._view(_expected(params, InsertParams).key)
         _check_priority(params.priority)
         value = value_array(params.value, len(view))
@@ -409,67 +366,68 @@ class RadixCache(EventCalls):
         return EvictResult(num_freed)
 
     def inc_lock_ref(self, node: NodeRef) -> int:
-        self._begin_open()
+        self._calls.begin_open()
         if self._gates and self._gates.behind_granted(node.node_id):
             raise UsageError(f"{node} is in a subtree that somebody holds exclusively; match again")
         return self._low_pins.pin(node)
 
     def dec_lock_ref(self, node: NodeRef) -> int:
-        self._begin()
+        self._calls.begin()
         before = self._core.evictable_tokens
         self._pool.give_back_all(self._low_pins.unpin(node))
         num_evictable = self._core.evictable_tokens - before
         self._leases.changed()
         return num_evictable
 
-    # ---- looking and clearing ----
+    def cache_unfinished_req(self, req: RequestRow, chunked: bool = False) -> None:
+        self._calls.begin_open()
+        ids = computed_ids(req)
+        self._requests.unfinished(req, self._view(RadixKey(ids, req.extra_key)), len(ids))
+
+    def cache_finished_req(
+        self, req: RequestRow, is_insert: bool = True, *, kv_len_to_handle: int | None = None
+    ) -> None:
+        self._calls.begin_open()
+        num_tokens = committed_len(req, kv_len_to_handle)
+        view = self._view(RadixKey(joined_ids(req)[:num_tokens], req.extra_key)) if is_insert else None
+        self._requests.finished(req, view, num_tokens)
+
+    # ---- looking ----
 
     def peek(self, key: RadixKey) -> int:
-        self._begin()
+        self._calls.begin()
         return self._core.peek(self._view(key))
 
-    async def flush(self, namespace: Namespace | str | None = None) -> FlushResult:
-        await self._take_turn()
-        flushed = None if namespace is None else Namespace.of(namespace)
-        # Who waits to be entered is entered after the flush, so it must not bring along what it matched before.
-        self._pressure.drop_waiting_pins(lambda hold: flushed in (None, hold.key.namespace))
-        done = self._core.detach(flushed)
-        self._pool.give_back_all(done.freed)
-        self._pressure.admission_unblocked()
-        self._gates.serve_walkers()
-        self._leases.changed()
-        return FlushResult(done.num_freed, done.num_held)
-
     def stats(self) -> CacheStats:
-        self._begin()
+        self._calls.begin()
         return make_stats(self)
 
     def snapshot(self, tokens: bool = True) -> dict[str, Any]:
-        self._begin()
-        return make_snapshot(self._core, tokens)
+        self._calls.begin()
+        return make_snapshot(self._core, tokens, self._leases.pins)
 
     def pretty_print(self) -> None:
-        self._begin()
+        self._calls.begin()
         print_tree(self._core)
 
     def evictable_size(self) -> int:
-        self._begin()
+        self._calls.begin()
         return self._core.evictable_tokens
 
     def protected_size(self) -> int:
-        self._begin()
+        self._calls.begin()
         return self._core.protected_tokens
 
     def total_size(self) -> int:
-        self._begin()
+        self._calls.begin()
         return self._core.evictable_tokens + self._core.protected_tokens
 
     def check(self) -> None:
-        self._begin()
+        self._calls.begin()
         try:
             audit_cache(self)
         except InvariantError as error:
-            self._broken = str(error)
+            self._calls.refuse_work(str(error))
             raise
 
 
@@ -482,10 +440,3 @@ def _expected(params: _Params, kind: type[_Params]) -> _Params:
 def _check_priority(priority: object) -> None:
     if isinstance(priority, bool) or not isinstance(priority, int):
         raise UsageError(f"priority must be an int, got {priority!r}")
-
-
-def _is_cancellation(error: BaseException) -> bool:
-    """Whether an exception belongs to a cancel scope, which has to see it, alone or among others."""
-    if isinstance(error, BaseExceptionGroup):
-        return any(_is_cancellation(inner) for inner in error.exceptions)
-    return isinstance(error, anyio.get_cancelled_exc_class())

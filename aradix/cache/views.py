@@ -10,6 +10,7 @@ from aradix.params import CacheStats
 from aradix.tree.protocol import NodeView, TreeCore
 
 if TYPE_CHECKING:
+    from aradix.cache.pins import Pins
     from aradix.cache.radix_cache import RadixCache
 
 __all__ = ["make_snapshot", "make_stats", "print_tree"]
@@ -35,6 +36,8 @@ def make_stats(cache: RadixCache) -> CacheStats:
         num_namespaces=core.num_namespaces,
         num_leases=len(cache._holds),
         num_slot_waiters=len(pressure),
+        num_pins=len(cache._leases.pins),
+        pinned=cache._leases.pins.num_tokens,
         queries=cache._leases.num_queries,
         query_tokens=cache._leases.num_query_tokens,
         hit_tokens=cache._leases.num_hit_tokens,
@@ -54,15 +57,15 @@ def _shown(view: NodeView, tokens: bool) -> dict[str, Any]:
         shown["tokens"] = (ids.reshape(-1, 2) if pairs else ids).tolist()
     return shown | {
         "lock_ref": view.lock_ref,
-        "residency": "device",
+        "residency": view.residency,
         "priority": view.priority,
         "hit_count": view.hit_count,
         "children": [],
     }
 
 
-def make_snapshot(core: TreeCore, tokens: bool) -> dict[str, Any]:
-    """The tree as plain dicts and lists; a root is a node without tokens."""
+def make_snapshot(core: TreeCore, tokens: bool, pins: Pins) -> dict[str, Any]:
+    """The tree as plain dicts and lists; a root is a node without tokens. Pins are listed where there are any."""
     by_id: dict[int, dict[str, Any]] = {}
     namespaces = []
     for view in core.walk():
@@ -71,7 +74,7 @@ def make_snapshot(core: TreeCore, tokens: bool) -> dict[str, Any]:
             by_id[view.parent_id]["children"].append(shown)
         else:
             namespaces.append({"namespace": view.namespace._asdict(), "root": shown})
-    return {"namespaces": namespaces}
+    return {"namespaces": namespaces} | ({"pins": pins.snapshot()} if pins else {})
 
 
 def print_tree(core: TreeCore) -> None:
@@ -83,5 +86,7 @@ def print_tree(core: TreeCore) -> None:
             print(f"{view.namespace} lock_ref={view.lock_ref}")
             continue
         ids = np.frombuffer(view.tokens, np.int32)
+        if len(ids) == 2 * view.num_tokens:  # pairs, each of which ends in what the next begins with
+            ids = np.append(ids[::2], ids[-1])
         shown = " ".join(map(str, ids[:_SHOWN_TOKENS].tolist())) + (" ..." if len(ids) > _SHOWN_TOKENS else "")
         print(f"{'  ' * level}{view.num_tokens} tokens to {view.depth}: [{shown}] lock_ref={view.lock_ref}")

@@ -16,13 +16,26 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 import torch
 
-from aradix.errors import ConfigError, DoubleFreeError, InvariantError, TransferError, UsageError
+from aradix.errors import ConfigError, DoubleFreeError, TransferError, UsageError
+from aradix.memory.audit import audit_pages
 from aradix.memory.carry import CarryTable
 from aradix.memory.fences import Event, EventFence, Fence, ReadyFence, Stream, query_event
 from aradix.memory.limbo import Limbo, Pages
 from aradix.memory.listeners import Listeners
 from aradix.memory.marks import EventPool, Mark, newest_per_stream
-from aradix.memory.pages import HELD, OUT, PLACES, QUARANTINED, RETIRED, RETIRING, PageTable, Slots
+from aradix.memory.page_table import (
+    HELD,
+    OUT,
+    PLACES,
+    QUARANTINED,
+    RETIRED,
+    RETIRING,
+    PageTable,
+    Slots,
+    make_page_table,
+)
+from aradix.memory.pages import PageReader
+from aradix.memory.sizes import Sizes
 
 __all__ = ["SlotAllocator"]
 
@@ -56,13 +69,14 @@ def _step(method: Callable[Concatenate[_Self, _P], _R]) -> Callable[Concatenate[
                         f"{method.__name__}() was called in the middle of another call of the same allocator, from an "
                         "event or a finaliser (hint: retire() is safe there)"
                     )
-                self._busy = True
+                self._busy, self._table.quiet = True, False
                 try:
                     if self._returned:
                         self._drain()
                     return method(self, *args, **kwargs)
                 finally:
                     self._busy = False
+                    self._table.quiet = not (self._returned or self._limbo.num_pages or self._carry)
         finally:
             # Whoever is in the middle of a step calls the listeners at its end.
             if self._listeners.changed and not self._busy:
@@ -71,7 +85,7 @@ def _step(method: Callable[Concatenate[_Self, _P], _R]) -> Callable[Concatenate[
     return step
 
 
-class SlotAllocator:
+class SlotAllocator(Sizes):
     """A pool of `num_slots` KV slots in pages of `page_size`; hands out whole pages, all that is asked for or nothing.
 
     Page k holds slots k*P .. k*P+P-1. Page 0 is padding on top of the pool, so the slots run P .. num_slots+P-1.
@@ -105,7 +119,8 @@ class SlotAllocator:
         if event_factory is not None and not callable(event_factory):
             raise ConfigError(f"event_factory={event_factory!r} cannot be called")
         self._events = EventPool(event_factory)
-        self._table = PageTable(num_pages, self._page_size)
+        self._table = make_page_table(num_pages, self._page_size)
+        self._pages = PageReader(self._table)
         self._limbo = Limbo(self._events)
         self._carry = CarryTable(num_pages)
         # Reentrant only so that a finaliser may retire() in the middle of a step; `_busy` refuses all else.
@@ -165,11 +180,12 @@ class SlotAllocator:
         """
         with self._lock:
             users, fence = self._check_users(streams, fence)
-            pages = self._table.parse(slots, OUT, repeated=DoubleFreeError)
-            self._table.claim(pages)
+            pages = self._pages.parse(slots, OUT, repeated=DoubleFreeError)
+            self._table.claim(pages, RETIRING)
             # The lock is ours, so a busy allocator is in a step of this very thread.
             returned = _Return(pages, users, fence, deferred=self._busy)
             self._returned.append(returned)
+            self._table.quiet = False
         if not returned.deferred:
             self._drain_step()
             if returned.error is not None:
@@ -183,36 +199,29 @@ class SlotAllocator:
         """
         return self._poll() * self._page_size
 
-    def available_size(self) -> int:
-        """Slots that are known to be free. Does not poll: `reclaim` does."""
-        self._settle()
-        return self._table.num_free * self._page_size
-
-    def fenced_size(self) -> int:
-        """Slots that are retired: given back, and behind a fence that is not known to have passed."""
-        self._settle()
-        return self._limbo.num_pages * self._page_size
-
-    def outside_size(self) -> int:
-        """Slots handed out to callers, and not held by a cache."""
-        self._settle()
-        return self._table.counts[OUT] * self._page_size
-
-    def held_size(self) -> int:
-        """Slots held by caches."""
-        self._settle()
-        return self._table.counts[HELD] * self._page_size
-
-    def quarantined_size(self) -> int:
-        """Slots whose fence broke; they are never handed out again."""
-        self._settle()
-        return self._table.counts[QUARANTINED] * self._page_size
-
     # ---- for caches
 
     def alloc_held(self, n: int, stream: Stream | None = None, host_visible: bool = False) -> Slots | None:
         """As `alloc`, but the pages are held by a cache: `free` refuses them. An int64 array. Does not wait."""
+        with self._lock:
+            if not self._busy and not self._returned:
+                slots = self._table.take(n, HELD)
+                if slots is not None:
+                    return slots
         return self._alloc(n, stream, host_visible, HELD)
+
+    @property
+    def table(self) -> PageTable:
+        """The page table. A compiled tree takes slots from it and gives them back, in the calls that need them.
+
+        Only while it is `quiet`; `note_given` follows where slots came back.
+        """
+        return self._table
+
+    def note_given(self) -> None:
+        """Tell the listeners that slots came back by way of `table`."""
+        self._listeners.changed = True
+        self._listeners.notify()
 
     @_step
     def adopt(self, slots: Any) -> None:
@@ -221,15 +230,23 @@ class SlotAllocator:
         Raises `UsageError`, before anything changes, unless each page is whole, with its slots ascending, handed out,
         and not held by a cache yet.
         """
-        self._table.move(self._table.parse(slots, OUT, ordered=True, repeated=UsageError), OUT, HELD)
+        self._table.move(self._pages.parse(slots, OUT, ordered=True, repeated=UsageError), OUT, HELD)
 
     @_step
     def disown(self, slots: Any) -> None:
         """Hands pages from a cache back to their caller, who has to free them. `UsageError` unless held."""
-        self._table.move(self._table.parse(slots, HELD, repeated=UsageError), HELD, OUT)
+        self._table.move(self._pages.parse(slots, HELD, repeated=UsageError), HELD, OUT)
 
     def free_held(self, slots: Any, streams: Iterable[Stream] = (), *, fence: Fence | None = None) -> None:
         """As `free`, for pages that a cache holds; `UsageError` for a caller's. Does not wait."""
+        if streams == () and fence is None:
+            with self._lock:
+                idle = not self._busy and not self._returned and not self._carry
+                given = idle and self._table.give(slots, HELD)
+            if given:
+                self._listeners.changed = True
+                self._listeners.notify()
+                return
         self._free(slots, streams, fence, HELD)
 
     @_step
@@ -270,37 +287,18 @@ class SlotAllocator:
         """The pages, ascending, that are "free", "out", "held", "retired" or "quarantined". O(pages). Does not wait."""
         if state not in PLACES:
             raise UsageError(f"state={state!r} is none of {', '.join(PLACES)}")
-        return self._table.pages_in(PLACES[state])
+        return self._pages.pages_in(PLACES[state])
 
     @_step
     def check(self) -> None:
         """Recounts everything: `InvariantError` naming what differs. O(pages). Does not wait."""
-        table = self._table
-        # A finaliser may retire at any point in here, which changes states and no counter: one copy is audited.
-        states = table.states.copy()
-        returned = [np.empty(0, dtype=np.int64), *(entry.pages for entry in list(self._returned))]
-        retiring = np.flatnonzero(states == RETIRING)
-        lost = np.setdiff1d(retiring, np.concatenate(returned)) if len(retiring) else retiring
-        if len(lost):
-            raise InvariantError(f"{len(lost)} pages were given to retire() and never reached limbo")
-        states[states == RETIRING] = OUT
-        table.check(states)
-        self._limbo.check()
-        self._carry.check()
-        retired = [batch.pages for batch in self._limbo.batches()]
-        listed = np.sort(np.concatenate(retired)) if retired else np.empty(0, dtype=np.int64)
-        if not np.array_equal(listed, np.flatnonzero(states == RETIRED)):
-            raise InvariantError(
-                f"limbo lists {len(listed)} pages, {len(np.unique(listed))} of them distinct; "
-                f"{table.counts[RETIRED]} pages are retired by their state"
-            )
-        carriers = self._carry.carriers()
-        if len(carriers) and not np.isin(states[carriers], (OUT, HELD)).all():
-            raise InvariantError("a page that is not handed out carries marks")
-        places = {name: sum(table.counts[state] for state in states) for name, states in PLACES.items()}
-        places["free"] = table.num_free
-        if sum(places.values()) != table.num_pages:
-            raise InvariantError(f"the pool has {table.num_pages} pages, but {places} makes {sum(places.values())}")
+        audit_pages(
+            self._table,
+            self._pages,
+            self._limbo,
+            self._carry,
+            lambda: [entry.pages for entry in list(self._returned)],
+        )
 
     def __repr__(self) -> str:
         return (
@@ -323,7 +321,7 @@ class SlotAllocator:
                 if stream is None or host_visible:
                     return None
                 return self._alloc_retired(table.num_free, missing, stream, state)
-        return table.slots_of(table.pop(num_pages, state))
+        return self._pages.slots_of(table.pop(num_pages, state))
 
     def _alloc_retired(self, num_free: int, num_retired: int, stream: Stream, state: int) -> Slots | None:
         take = self._limbo.plan(stream, num_retired)
@@ -342,12 +340,12 @@ class SlotAllocator:
             self._table.move(pages, RETIRED, state)
             self._carry.put(pages, marks, stream)
             parts.append(pages)
-        return self._table.slots_of(np.concatenate(parts))
+        return self._pages.slots_of(np.concatenate(parts))
 
     @_step
     def _free(self, slots: Any, streams: Iterable[Stream], fence: Fence | None, origin: int) -> None:
         users, fence = self._check_users(streams, fence)
-        pages = self._table.parse(slots, origin, repeated=DoubleFreeError)
+        pages = self._pages.parse(slots, origin, repeated=DoubleFreeError)
         error = self._give_back(pages, origin, users, fence)
         if error is not None:
             raise error
@@ -355,10 +353,6 @@ class SlotAllocator:
     @_step
     def _drain_step(self) -> None:
         """Nothing but what every step begins with: `_drain`."""
-
-    def _settle(self) -> None:
-        if self._returned and not self._busy:
-            self._drain_step()
 
     # ---- parts of a step
 

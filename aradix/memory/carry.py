@@ -48,6 +48,10 @@ class CarryTable:
         self._carried: dict[int, _Carried] = {}
         self._free_ids: list[int] = []
 
+    def __bool__(self) -> bool:
+        """Whether any page carries any."""
+        return bool(self._carried)
+
     def put(self, pages: Pages, marks: list[Mark], stream: Stream) -> None:
         """Has `pages` carry `marks`, which `stream` has been ordered after."""
         key = self._free_ids.pop() if self._free_ids else len(self._carried) + 1

@@ -1,4 +1,4 @@
-"""Pages: where each page of the pool is, the free list, and how slots become pages.
+"""Pages: how slots become pages, what is wrong with those that do not, and the audit of a page table.
 
 Page k holds the slots k*P .. k*P+P-1; page 0 is padding and is never handed out.
 """
@@ -14,89 +14,33 @@ from numpy.typing import NDArray
 
 from aradix.errors import DoubleFreeError, InvariantError, UsageError
 from aradix.memory.limbo import Pages
+from aradix.memory.page_table import (
+    FREE,
+    FRESH,
+    HELD,
+    OUT,
+    PADDING,
+    QUARANTINED,
+    RETIRED,
+    RETIRING,
+    STATE_NAMES,
+    PageTable,
+    Slots,
+)
 
-__all__ = [
-    "FREE", "FRESH", "HELD", "OUT", "PADDING", "PLACES", "QUARANTINED", "RETIRED", "RETIRING", "PageTable", "Slots",
-]  # fmt: skip
-
-Slots = NDArray[np.int64]
-
-PADDING = 0
-FRESH = 1  # free, and never handed out yet: freeing it is a wild free, not a second one
-FREE = 2
-OUT = 3  # in the hands of the caller who allocated it
-HELD = 4  # in the hands of a cache
-RETIRING = 5  # given to retire(), and on its way to limbo
-RETIRED = 6
-QUARANTINED = 7  # its fence broke: nobody will ever know when it is safe
-
-_NAMES = {
-    PADDING: "padding",
-    FRESH: "never handed out",
-    FREE: "free already",
-    OUT: "handed out to a caller",
-    HELD: "held by a cache",
-    RETIRING: "retired already",
-    RETIRED: "retired already",
-    QUARANTINED: "in quarantine",
-}
-
-# What a finaliser retires in the middle of a step is out until the next one: the counters know nothing of it before.
-PLACES = {
-    "free": (FRESH, FREE),
-    "out": (OUT, RETIRING),
-    "held": (HELD,),
-    "retired": (RETIRED,),
-    "quarantined": (QUARANTINED,),
-}
+__all__ = ["PageReader", "as_slots"]
 
 
-class PageTable:
-    """The state of every page and a stack of the free ones. Never waits; not thread-safe.
+class PageReader:
+    """Reads slots as pages of a table, and audits it. Never waits; not thread-safe."""
 
-    Free pages come off the stack in ascending order from a fresh table, and afterwards last in, first out.
-    """
+    __slots__ = ("_offsets", "_scratch", "_table", "page_size")
 
-    __slots__ = ("_offsets", "_scratch", "_stack", "counts", "num_free", "num_pages", "page_size", "states")
-
-    def __init__(self, num_pages: int, page_size: int) -> None:
-        self.num_pages = num_pages
-        self.page_size = page_size
-        self.states = np.full(num_pages + 1, FRESH, dtype=np.uint8)
-        self.states[0] = PADDING
-        self._stack = np.arange(num_pages, 0, -1, dtype=np.int32)
-        self._scratch = np.empty(num_pages + 1, dtype=np.int32)
-        self._offsets = np.arange(page_size, dtype=np.int64)
-        self.num_free = num_pages
-        # Pages by state, of those that are not free.
-        self.counts = [0] * len(_NAMES)
-
-    def pop(self, num_pages: int, state: int) -> Pages:
-        """`num_pages` pages off the free list, now in `state`. The caller knows that there are enough."""
-        bottom = self.num_free - num_pages
-        pages = self._stack[bottom : self.num_free][::-1].astype(np.int64)
-        self.num_free = bottom
-        self._mark(pages, state)
-        self.counts[state] += num_pages
-        return pages
-
-    def push(self, pages: Pages, origin: int) -> None:
-        """Puts `pages`, now in state `origin`, on the free list, the first of them on top."""
-        top = self.num_free + len(pages)
-        self._stack[self.num_free : top] = pages[::-1]
-        self.num_free = top
-        self._mark(pages, FREE)
-        self.counts[origin] -= len(pages)
-
-    def move(self, pages: Pages, origin: int, state: int) -> None:
-        """Moves `pages` from one state to another; neither is free."""
-        self._mark(pages, state)
-        self.counts[origin] -= len(pages)
-        self.counts[state] += len(pages)
-
-    def claim(self, pages: Pages) -> None:
-        """Marks `pages` as on their way to limbo. Touches no counter: it may come in the middle of another step."""
-        self._mark(pages, RETIRING)
+    def __init__(self, table: PageTable) -> None:
+        self._table = table
+        self._scratch = np.empty(table.num_pages + 1, dtype=np.int32)
+        self._offsets = np.arange(table.page_size, dtype=np.int64)
+        self.page_size = table.page_size
 
     def slots_of(self, pages: Pages) -> Slots:
         """The slots of `pages`, in their order."""
@@ -115,12 +59,12 @@ class PageTable:
         if len(pages) == 1:
             # The step of decoding. A plain integer is several times faster than array operations.
             page = int(pages[0])
-            if not 0 < page <= self.num_pages or self.states.item(page) != state:
+            if not 0 < page <= self._table.num_pages or self._table.states.item(page) != state:
                 self._refuse(pages, state)
             return pages
         if not len(pages):
             return pages
-        if pages.min() < 1 or pages.max() > self.num_pages or (self.states.take(pages) != state).any():
+        if pages.min() < 1 or pages.max() > self._table.num_pages or (self._table.states.take(pages) != state).any():
             self._refuse(pages, state)
         if not (pages[1:] > pages[:-1]).all():
             # A page written twice keeps only one of its two places. Cheaper than sorting. A finaliser may retire other
@@ -137,34 +81,28 @@ class PageTable:
 
     def pages_in(self, states: Iterable[int]) -> Pages:
         """The pages in any of `states`, ascending."""
-        return _in_states(self.states, states)
+        return np.flatnonzero(np.isin(self._table.states, list(states)))
 
     def check(self, states: NDArray[np.uint8]) -> None:
         """Recounts; `InvariantError` naming what differs.
 
         `states` is a copy of the table's, in which pages that were claimed are still out: the counters have them there.
         """
-        counted = np.bincount(states, minlength=len(_NAMES)).tolist()
+        counted = np.bincount(states, minlength=len(STATE_NAMES)).tolist()
         if counted[PADDING] != 1 or states[0] != PADDING:
             raise InvariantError(f"page 0 alone must be padding; {counted[PADDING]} pages are")
         for state in (OUT, HELD, RETIRED, QUARANTINED):
-            if counted[state] != self.counts[state]:
+            if counted[state] != self._table.count(state):
                 raise InvariantError(
-                    f"pages {_NAMES[state]}: kept as {self.counts[state]} and count to {counted[state]} "
-                    f"(of {self.num_pages} pages)"
+                    f"pages {STATE_NAMES[state]}: kept as {self._table.count(state)} and count to {counted[state]} "
+                    f"(of {self._table.num_pages} pages)"
                 )
-        listed = np.sort(self._stack[: self.num_free])
-        if not np.array_equal(listed, _in_states(states, (FRESH, FREE))):
+        listed = np.sort(self._table.stack[: self._table.num_free])
+        if not np.array_equal(listed, np.flatnonzero(np.isin(states, (FRESH, FREE)))):
             raise InvariantError(
-                f"the free list holds {self.num_free} pages, {len(np.unique(listed))} of them distinct; "
+                f"the free list holds {self._table.num_free} pages, {len(np.unique(listed))} of them distinct; "
                 f"{counted[FRESH] + counted[FREE]} pages are free by their state"
             )
-
-    def _mark(self, pages: Pages, state: int) -> None:
-        if len(pages) == 1:
-            self.states[pages[0]] = state
-        else:
-            self.states[pages] = state
 
     def _whole_pages(self, slots: Slots, ordered: bool, repeated: type[UsageError]) -> Slots:
         size = self.page_size
@@ -203,17 +141,16 @@ class PageTable:
 
     def _refuse(self, pages: Slots, wanted: int) -> NoReturn:
         """Says what is wrong with the first page that is not in the state `wanted`."""
-        outside = pages[(pages < 1) | (pages > self.num_pages)]
+        outside = pages[(pages < 1) | (pages > self._table.num_pages)]
         if len(outside):
             page = int(outside[0])
             what = "page 0 is padding" if page == 0 else f"the pool's slots are {self._pool_span()}"
             raise UsageError(f"slots {self._span(page)} were never handed out: {what}")
-        wrong = pages[self.states[pages] != wanted]
-        page, state = int(wrong[0]), int(self.states[wrong[0]])
-        message = (
-            f"page {page} (slots {self._span(page)}) is {_NAMES[state]}; {len(wrong)} of {len(pages)} pages are not "
-        )
-        message += _NAMES[wanted]
+        wrong = pages[self._table.states[pages] != wanted]
+        page, state = int(wrong[0]), int(self._table.states[wrong[0]])
+        message = f"page {page} (slots {self._span(page)}) is {STATE_NAMES[state]}; "
+        message += f"{len(wrong)} of {len(pages)} pages are not "
+        message += STATE_NAMES[wanted]
         if state in (FREE, RETIRING, RETIRED, QUARANTINED):
             raise DoubleFreeError(message)
         if state == HELD:
@@ -225,14 +162,7 @@ class PageTable:
         return str(first) if self.page_size == 1 else f"{first}..{first + self.page_size - 1}"
 
     def _pool_span(self) -> str:
-        return f"{self.page_size}..{(self.num_pages + 1) * self.page_size - 1}"
-
-
-def _in_states(states: NDArray[np.uint8], wanted: Iterable[int]) -> Pages:
-    # A table of the few states; `np.isin` takes several times as long.
-    table = np.zeros(len(_NAMES), np.bool_)
-    table[list(wanted)] = True
-    return np.flatnonzero(table[states])
+        return f"{self.page_size}..{(self._table.num_pages + 1) * self.page_size - 1}"
 
 
 def as_slots(slots: Any) -> Slots:

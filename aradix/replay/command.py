@@ -14,7 +14,7 @@ import anyio
 from aradix.errors import ConfigError
 from aradix.policies import POLICIES
 from aradix.replay.detect import open_trace
-from aradix.replay.driver import ReplayResult, ReplaySetup, replay
+from aradix.replay.driver import Observed, ReplayResult, ReplaySetup, replay
 from aradix.replay.lines import TraceFile
 from aradix.replay.plot import check_plot, save_plot
 from aradix.replay.progress import progress_bar
@@ -75,6 +75,16 @@ def _at_least(least: int, what: str) -> Callable[[str], int]:
         return number
 
     return parse
+
+
+def _above_zero(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"a pace is a number above 0, got {text!r}")
+    return number
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -146,6 +156,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="arrivals and lengths for the built-in workload (TIMESTAMP,ContextTokens,GeneratedTokens)",
+    )
+    parser.add_argument(
+        "--pace",
+        type=_above_zero,
+        metavar="N",
+        help="requests begun a second at most (default: as many as there can be; 100 with --inspect)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a line for each policy and capacity")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="save hit ratio over capacity, as .svg or .png")
@@ -225,11 +241,16 @@ class _Plan:
             high_watermark=high,
             core=self.options.core,
             outputs=self.outputs,
+            pace=self.options.pace,
         )
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, observed: Observed | None = None) -> int:
     """Replay as the options say, and print what came of it; gives the exit status. Blocks until it is done.
+
+    Args:
+        options: as parsed.
+        observed: opened around each run, with its cache.
 
     Raises:
         ReplayError: bad input.
@@ -241,7 +262,7 @@ def run(options: argparse.Namespace) -> int:
     for capacity, setup in plan.setups():
         with progress_bar(f"{setup.policy} {capacity}", plan.found.num_requests, sys.stderr) as on_progress:
             try:
-                result = anyio.run(replay, plan.requests(), setup, on_progress)
+                result = anyio.run(replay, plan.requests(), setup, on_progress, observed)
             except MemoryError as error:
                 # What a process may take can be less than what the machine has.
                 raise ReplayError(f"--capacity {capacity}: out of memory; give fewer tokens, or a --limit") from error

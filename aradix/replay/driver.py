@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -24,15 +25,22 @@ from aradix.params import CacheInitParams, CacheStats
 from aradix.replay.request import Request
 from aradix.replay.schedule import Schedule
 
-__all__ = ["ReplayResult", "ReplaySetup", "check_idle", "replay"]
+__all__ = ["Observed", "ReplayResult", "ReplaySetup", "check_idle", "replay"]
 
+Observed = Callable[[RadixCache], AbstractAsyncContextManager[None]]
+
+_BUSY_PART = 0.8
 DECODE_STEP_TOKENS = 64
 """Output tokens allocated and committed at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySetup:
-    """One run: the cache, and how it is driven."""
+    """One run: the cache, and how it is driven.
+
+    Args:
+        pace: requests begun a second at most. Each then takes its time, so that most of `concurrency` is in flight.
+    """
 
     policy: str
     num_pages: int
@@ -42,6 +50,7 @@ class ReplaySetup:
     high_watermark: float = 0.10
     core: Any = "auto"
     outputs: bool = False
+    pace: float | None = None
 
     def cache_params(self, num_pages: int | None = None) -> CacheInitParams:
         """The cache's parameters, with a pool of its own of `num_pages` or the run's size.
@@ -94,7 +103,10 @@ class ReplayResult:
 
 
 async def replay(
-    requests: Iterator[Request], setup: ReplaySetup, on_progress: Callable[[int], None] | None = None
+    requests: Iterator[Request],
+    setup: ReplaySetup,
+    on_progress: Callable[[int], None] | None = None,
+    observed: Observed | None = None,
 ) -> ReplayResult:
     """Drive a cache over requests, `setup.concurrency` of them in flight. Waits until the last one is done.
 
@@ -102,13 +114,14 @@ async def replay(
         requests: in order; read as they are needed.
         setup: of the run.
         on_progress: told how many requests are done, after each.
+        observed: opened around the replay with its cache; the cache closes after it was left.
 
     Raises:
         ReplayError: the trace broke off.
         ConfigError: the setup cannot work.
         InvariantError: the cache was not whole afterwards, or a slot was missing.
     """
-    run = _Run(requests, setup, on_progress)
+    run = _Run(requests, setup, on_progress, observed)
     try:
         return await run.finish()
     except BaseExceptionGroup as group:
@@ -123,11 +136,17 @@ class _Run:
     """The counters of a run and the requests that write them."""
 
     def __init__(
-        self, requests: Iterator[Request], setup: ReplaySetup, on_progress: Callable[[int], None] | None
+        self,
+        requests: Iterator[Request],
+        setup: ReplaySetup,
+        on_progress: Callable[[int], None] | None,
+        observed: Observed | None,
     ) -> None:
         self._setup = setup
         self._schedule = Schedule(requests)
         self._on_progress = on_progress
+        self._observed = observed
+        self._next_at = 0.0
         self._capacity = setup.num_pages * setup.page_size
         self._lease_seconds = array("d")
         self._expand_seconds = 0.0
@@ -139,7 +158,10 @@ class _Run:
 
     async def finish(self) -> ReplayResult:
         """Run all requests, then check that the idle cache is whole."""
-        async with RadixCache(self._setup.cache_params()) as cache:
+        async with AsyncExitStack() as stack:
+            cache = await stack.enter_async_context(RadixCache(self._setup.cache_params()))
+            if self._observed is not None:
+                await stack.enter_async_context(self._observed(cache))
             begun = perf_counter()
             async with anyio.create_task_group() as workers:
                 for _ in range(self._setup.concurrency):
@@ -166,6 +188,10 @@ class _Run:
 
     async def _work(self, cache: RadixCache) -> None:
         while (request := await self._schedule.take()) is not None:
+            if self._setup.pace is not None:
+                at = max(self._next_at, anyio.current_time())
+                self._next_at = at + 1 / self._setup.pace
+                await anyio.sleep_until(at)
             await self._serve(cache, request)
             self._schedule.finish(request)
             self._num_requests += 1
@@ -196,7 +222,7 @@ class _Run:
         async with cache.lease(prompt, reserve=num_prompt) as lease:
             self._lease_seconds.append(perf_counter() - asked)
             self._hit_tokens += min(lease.num_matched, weight)
-            await checkpoint()
+            await self._compute()
             lease.commit(prompt)
             held = num_prompt
             while held < len(key):
@@ -205,15 +231,22 @@ class _Run:
                     await lease.allocate(step)
                 except RetractError:
                     return held
-                await checkpoint()
+                await self._compute(step / (len(key) - num_prompt))
                 held += step
                 lease.commit(key[:held])
         return held
 
+    async def _compute(self, part: float = 1.0) -> None:
+        """Where an engine would compute, a part of a prefill or of a decode: others have their turn. Waits."""
+        if self._setup.pace is None:
+            await checkpoint()
+        else:
+            await anyio.sleep(part * _BUSY_PART / 2 * self._setup.concurrency / self._setup.pace)
+
     async def _resume(self, cache: RadixCache, key: RadixKey) -> int:
         """After a retract: come back with all that the request will ever need, so that it cannot be stuck again."""
         async with cache.lease(key, reserve=len(key), resume=True) as lease:
-            await checkpoint()
+            await self._compute()
             lease.commit(key)
         return len(key)
 

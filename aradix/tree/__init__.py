@@ -13,8 +13,9 @@ from aradix.errors import ConfigError
 from aradix.policies import EvictionPolicy, policy_named
 from aradix.tree.protocol import TreeCore
 from aradix.tree.radix_tree import RadixTree
+from aradix.tree.tiered import TieredCore
 
-__all__ = ["core_name", "cpp_core_error", "make_core"]
+__all__ = ["core_name", "cpp_core_error", "make_core", "make_tiered_core"]
 
 _cpp_error: ImportError | None = None
 try:
@@ -53,3 +54,22 @@ def make_core(
             "is found, or use 'auto' or 'python'"
         )
     return cpp_radix_tree.CppRadixTree(policy=chosen, **settings)
+
+
+def make_tiered_core(
+    tree_core: Literal["auto", "python", "cpp"],
+    *,
+    policy: str | EvictionPolicy,
+    backup_hits: int | None = None,
+    **settings: Any,
+) -> TieredCore:
+    """A tree core that knows the host tier too; `TieredCore` explains `backup_hits`, `RadixTree` the settings.
+
+    Only the Python core does, so that is what `"auto"` is here.
+
+    Raises:
+        ConfigError: the compiled core is asked for, or there is no such policy.
+    """
+    if tree_core == "cpp":
+        raise ConfigError("tree_core='cpp' has no host tier; use 'auto' or 'python' with one")
+    return RadixTree(policy=policy_named(policy), backup_hits=backup_hits, **settings)

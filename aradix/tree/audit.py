@@ -13,21 +13,30 @@ from typing import NamedTuple
 import numpy as np
 
 from aradix.keys import extend_hash_chain
+from aradix.tree.audit_tiers import audit_tiers, with_job_pins
 from aradix.tree.protocol import Gate, NodeView, Slots, TreeCore
 
 __all__ = ["TreeAudit", "audit_tree"]
 
 
 class TreeAudit(NamedTuple):
-    """What is wrong, and the slots found on the way: those that can be matched, and those flushed but still held."""
+    """What is wrong, and the slots found on the way: those that can be matched, and those flushed but still held; the
+    same of the host."""
 
     problems: list[str]
     cached: Slots
     detached: Slots
+    host: Slots
+    host_detached: Slots
 
 
 def _join(views: list[NodeView]) -> Slots:
     return np.concatenate([view.slots for view in views]) if views else np.empty(0, np.int64)
+
+
+def _join_host(views: list[NodeView]) -> Slots:
+    copies = [view.host_slots for view in views if view.host_slots is not None]
+    return np.concatenate(copies) if copies else np.empty(0, np.int64)
 
 
 def audit_tree(core: TreeCore, pins: Mapping[int, int]) -> TreeAudit:
@@ -35,22 +44,24 @@ def audit_tree(core: TreeCore, pins: Mapping[int, int]) -> TreeAudit:
 
     Args:
         core: the tree; it is not changed.
-        pins: how many live pins end at each node.
+        pins: how many live pins end at each node, those of the tree's own jobs aside.
     """
     live, detached = list(core.walk()), list(core.walk(detached=True))
-    problems: list[str] = []
+    problems: list[str] = audit_tiers(core, live, detached)
+    pins = with_job_pins(core, pins)
     for views in (live, detached):
         problems += _audit_shape(core, views)
         problems += _audit_locks(views, pins)
     problems += _audit_counters(core, live, detached)
     problems += _audit_gates(live)
+    problems += _audit_shares(core, [*live, *detached])
     if core.merges:
         problems += _audit_merging(live)
     known = {view.node_id for view in live} | {view.node_id for view in detached}
     problems += [
         f"I2: {count} pins end at node {node}, which is gone" for node, count in pins.items() if node not in known
     ]
-    return TreeAudit(problems, _join(live), _join(detached))
+    return TreeAudit(problems, _join(live), _join(detached), _join_host(live), _join_host(detached))
 
 
 def _audit_shape(core: TreeCore, views: list[NodeView]) -> list[str]:
@@ -65,18 +76,18 @@ def _audit_shape(core: TreeCore, views: list[NodeView]) -> list[str]:
         if view.node_id in seen:
             problems.append(f"I4: {name} is in the tree twice")
         seen[view.node_id] = view
-        if view.num_tokens != len(view.slots):
+        if view.num_tokens != len(view.slots) and (view.host_slots is None or len(view.slots)):
             problems.append(f"I8: {name} has {view.num_tokens} tokens but {len(view.slots)} slots")
         if view.parent_id == 0:
             namespaces[view.namespace] += 1
             if not view.detached and namespaces[view.namespace] > 1:
                 problems.append(f"I4: {view.namespace} has two roots")
-            if not view.num_children and not view.lock_ref:
+            if not view.num_children and not view.lock_ref and not view.host_ref:
                 problems.append(f"I8: the root of {view.namespace} is empty and unpinned, but still there")
             continue
         parent = seen.get(view.parent_id)
         if parent is None:
-            problems.append(f"I6: {name} has no parent {view.parent_id} on the device")
+            problems.append(f"I6: {name} has no parent {view.parent_id}")
             continue
         num_children[view.parent_id] += 1
         if view.num_tokens == 0 or view.num_tokens % core.page_size:
@@ -127,7 +138,7 @@ def _audit_locks(views: list[NodeView], pins: Mapping[int, int]) -> list[str]:
             problems.append(
                 f"I2: node {view.node_id} has lock_ref {view.lock_ref}, {expected[view.node_id]} pins are at or below"
             )
-        if view.detached and not view.lock_ref:
+        if view.detached and not view.lock_ref and not view.host_ref:
             problems.append(f"I2: node {view.node_id} was flushed and nobody holds it, but it is still there")
     return problems
 
@@ -136,9 +147,9 @@ def _audit_counters(core: TreeCore, live: list[NodeView], detached: list[NodeVie
     """I3: the sums and the index of evictable leaves."""
     nodes = [view for view in live if view.parent_id]
     counted = {
-        "evictable_tokens": sum(view.num_tokens for view in nodes if not view.lock_ref),
-        "protected_tokens": sum(view.num_tokens for view in nodes if view.lock_ref),
-        "detached_tokens": sum(view.num_tokens for view in detached),
+        "evictable_tokens": sum(len(view.slots) for view in nodes if not view.lock_ref),
+        "protected_tokens": sum(len(view.slots) for view in nodes if view.lock_ref),
+        "detached_tokens": sum(len(view.slots) for view in detached),
         "num_nodes": len(nodes),
         "num_namespaces": len(live) - len(nodes),
     }
@@ -147,12 +158,13 @@ def _audit_counters(core: TreeCore, live: list[NodeView], detached: list[NodeVie
         for name, count in counted.items()
         if getattr(core, name) != count
     ]
+    on_device = Counter(view.parent_id for view in live + detached if len(view.slots))
     for view in live + detached:
-        leaf = bool(view.parent_id) and not view.num_children and not view.lock_ref and not view.detached
+        leaf = len(view.slots) > 0 and not on_device[view.node_id] and not view.lock_ref and not view.detached
         if view.indexed != leaf:
             problems.append(
                 f"I3: node {view.node_id} is {'' if view.indexed else 'not '}indexed as evictable, but it has "
-                f"{view.num_children} children and lock_ref {view.lock_ref}"
+                f"{on_device[view.node_id]} children on the device and lock_ref {view.lock_ref}"
             )
     return problems
 
@@ -165,6 +177,23 @@ def _audit_gates(live: list[NodeView]) -> list[str]:
     ]
 
 
+def _audit_shares(core: TreeCore, views: list[NodeView]) -> list[str]:
+    """I3: what each tenant has on the device."""
+    shares = core.shares()
+    if not shares:
+        return []
+    named = {share.tenant for share in shares[:-1]}
+    found: Counter[object] = Counter()
+    for view in views:
+        found[view.namespace.tenant if view.namespace.tenant in named else None] += len(view.slots)
+    return [
+        f"I3: tenant {share.tenant!r} is said to have {share.cached} tokens cached, a recount gives "
+        f"{found[share.tenant]}"
+        for share in shares
+        if share.cached != found[share.tenant]
+    ]
+
+
 def _audit_merging(live: list[NodeView]) -> list[str]:
     """I8: an only child differs from its parent in something."""
     by_id = {view.node_id: view for view in live}
@@ -173,7 +202,11 @@ def _audit_merging(live: list[NodeView]) -> list[str]:
         parent = by_id.get(view.parent_id)
         if parent is None or not parent.parent_id or parent.num_children != 1:
             continue
-        if view.lock_ref == parent.lock_ref and view.state == parent.state and not view.gate and not parent.gate:
+        if view.lock_ref != parent.lock_ref or view.gate or parent.gate or view.residency != parent.residency:
+            continue
+        if view.host_ref or parent.host_ref or view.latch or parent.latch:
+            continue
+        if view.state == parent.state and view.timed == parent.timed:
             problems.append(
                 f"I8: node {view.node_id} is an only child and differs in nothing from its parent {parent.node_id}"
             )

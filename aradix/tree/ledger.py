@@ -7,21 +7,18 @@ all that follows from it.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
-import numpy as np
-
-from aradix.events import BlockRemoved, BlockStored, KVCacheEvent
+from aradix.events import DEVICE_MEDIUM, HOST_MEDIUM, BlockRemoved, BlockStored, KVCacheEvent, event_tokens
 from aradix.keys import TOKEN_BYTES, Namespace, extend_hash_chain
-from aradix.policies import LRU, EvictionPolicy, state_reader
+from aradix.policies import LRU, EvictionPolicy, looks_at_priority, state_reader
 from aradix.tree.evictable import EvictableIndex
 from aradix.tree.node import TreeNode, newest_ready
-from aradix.tree.protocol import Freed, Ready, Slots
+from aradix.tree.protocol import NO_SLOTS, Freed, Ready, Slots
+from aradix.tree.shares import SharedIndex
 
-__all__ = ["NO_SLOTS", "Ledger"]
-
-NO_SLOTS: Slots = np.empty(0, np.int64)
+__all__ = ["Ledger"]
 
 
 class Ledger:
@@ -34,6 +31,9 @@ class Ledger:
         policy: EvictionPolicy | None = None,
         evict_unit: Literal["page", "node"] = "page",
         record_events: bool = False,
+        backup_hits: int | None = None,
+        shares: Sequence[tuple[str | int | None, int]] = (),
+        merge: bool = True,
     ) -> None:
         self.page_size = page_size
         self.failure: BaseException | None = None
@@ -43,19 +43,29 @@ class Ledger:
         self.protected_tokens = 0
         self.detached_tokens = 0
         self.num_nodes = 0
+        self.host_tokens = 0
+        self.host_evictable_tokens = 0
+        self.detached_host_tokens = 0
         self._item_bytes = item_bytes
         self._page_bytes = page_size * item_bytes
         self._policy: EvictionPolicy = policy or LRU()
         self._state_of = state_reader(self._policy)
+        self._has_priorities = looks_at_priority(self._policy)
         self._whole_nodes = evict_unit == "node"
-        self.merges = not self._whole_nodes
+        self.merges = merge and not self._whole_nodes
         self._events: list[KVCacheEvent] | None = [] if record_events else None
         self._tick = 0
         self._last_id = 0
         self._roots: dict[Namespace, TreeNode] = {}
         self._detached_roots: dict[int, TreeNode] = {}
         self._nodes: dict[int, TreeNode] = {}
-        self._evictable = EvictableIndex()
+        self._shares = SharedIndex(shares) if shares else None
+        self._evictable = EvictableIndex() if self._shares is None else self._shares
+        self._timed = EvictableIndex()  # what has a priority for a time, by when that ends
+        self._host_evictable = EvictableIndex()
+        self._backup_hits = backup_hits
+        self._due: dict[int, None] = {}
+        self._tiered = False
 
     # ---- making and unmaking nodes ----
 
@@ -77,14 +87,16 @@ class Ledger:
         self.version += 1
         self.evictable_tokens += leaf.num_tokens
         self._evictable.discard(parent)
-        if self._events is not None:
-            self._record_stored(leaf)
+        self._count_share(leaf, leaf.num_tokens)
+        self._record_stored(leaf, DEVICE_MEDIUM)
         return leaf
 
     def _split(self, child: TreeNode, size: int) -> TreeNode:
         head = child.split_head(self._new_id(), size, size // self._item_bytes, self._page_bytes)
         self._nodes[head.node_id] = head
         self.num_nodes += not head.detached
+        if head.timed is not None:
+            self._timed.put(head, head.timed[0])
         self._refile(child)  # it is smaller now, which a policy may look at
         return head
 
@@ -93,31 +105,67 @@ class Ledger:
         parent = node.parent
         assert parent is not None
         del parent.children[bytes(node.tokens[: self._page_bytes])]
+        parent.num_host_only -= not node.slots
         node.parent = None
         return parent
 
-    def _remove_leaf(self, leaf: TreeNode, merge: bool = True) -> None:
-        self._evictable.discard(leaf)
-        self.evictable_tokens -= leaf.num_tokens
+    def _remove_leaf(self, leaf: TreeNode, merge: bool = True) -> Freed:
+        """Take out a node with nothing below it, from whatever tiers it is on; gives what it owned."""
+        freed = Freed(leaf.slots_copy(), leaf.streams, leaf.host_copy())
+        self._record_removed(leaf, 0, DEVICE_MEDIUM)
+        self._record_removed(leaf, 0, HOST_MEDIUM)
+        if leaf.slots:
+            self._evictable.discard(leaf)
+            self.evictable_tokens -= leaf.num_tokens
+            self._count_share(leaf, -leaf.num_tokens)
+        self._untime(leaf)
+        if leaf.host is not None:
+            self.host_tokens -= leaf.num_tokens
+            if not leaf.slots:
+                self._host_evictable.discard(leaf)
+                self.host_evictable_tokens -= leaf.num_tokens
         self.num_nodes -= 1
         del self._nodes[leaf.node_id]
         parent = self._unlink(leaf)
         if parent.parent is None:
             self._prune(parent)
-        elif not parent.children:
+            return freed
+        if parent.is_device_leaf:
             self._refile(parent)
-        elif len(parent.children) == 1 and merge and self.merges:
+        if len(parent.children) == 1 and merge and self.merges:
             self._try_merge(parent)
+        return freed
 
     def _trim(self, leaf: TreeNode, num_tokens: int) -> Slots:
-        self._record_removed(leaf, (leaf.num_tokens - num_tokens) // self.page_size)
+        """Cut the tail off a leaf that is on one tier alone; gives the tail's slots there."""
+        first_page = (leaf.num_tokens - num_tokens) // self.page_size
+        self._record_removed(leaf, first_page, DEVICE_MEDIUM if leaf.slots else HOST_MEDIUM)
+        old_id = leaf.node_id
         self._evictable.discard(leaf)
-        del self._nodes[leaf.node_id]
+        self._host_evictable.discard(leaf)
         slots = leaf.trim_tail(self._new_id(), num_tokens, num_tokens * self._item_bytes, self._page_bytes)
-        self._nodes[leaf.node_id] = leaf
-        self.evictable_tokens -= num_tokens
+        self._rename(leaf, old_id)
+        if leaf.slots:
+            self.evictable_tokens -= num_tokens
+            self._count_share(leaf, -num_tokens)
+        else:
+            self.host_tokens -= num_tokens
+            self.host_evictable_tokens -= num_tokens
         self._refile(leaf)
         return slots
+
+    def _rename(self, node: TreeNode, old_id: int) -> None:
+        """Find a node under its new id, and no longer under the old one."""
+        del self._nodes[old_id]
+        self._nodes[node.node_id] = node
+        if self._backup_hits is not None:
+            self._move_due(old_id, node.node_id)
+
+    def _move_due(self, old_id: int, new_id: int) -> None:
+        """What was due under an id that is no more is due under another."""
+        if old_id in self._due:
+            del self._due[old_id]
+            self._due[new_id] = None
 
     def _prune(self, root: TreeNode) -> None:
         """Forget the root of an empty namespace that nobody stands on."""
@@ -125,14 +173,52 @@ class Ledger:
             del self._roots[root.namespace]
             del self._nodes[root.node_id]
 
-    def _drop_detached(self, node: TreeNode) -> list[Freed]:
-        del self._nodes[node.node_id]
+    def _detach_node(self, node: TreeNode) -> list[Freed]:
+        """Make a node unmatchable, its parent before it; gives what nobody holds. The rest stays for now."""
         if node.parent is None:
-            del self._detached_roots[node.node_id]
+            del self._roots[node.namespace]
+            if node.lock_ref or node.host_ref:
+                self._detached_roots[node.node_id] = node
+        else:
+            self.num_nodes -= 1
+            self._evictable.discard(node)
+            self._host_evictable.discard(node)
+            self._untime(node)
+            if node.host is not None:
+                self.host_tokens -= node.num_tokens
+                self.detached_host_tokens += node.num_tokens
+                if not node.slots and not node.host_ref:
+                    self.host_evictable_tokens -= node.num_tokens
+            if node.lock_ref:
+                self.protected_tokens -= len(node.slots)
+            else:
+                self.evictable_tokens -= len(node.slots)
+            self.detached_tokens += len(node.slots)
+        node.detached = True
+        if node.parent is None:
+            if not node.lock_ref and not node.host_ref:
+                del self._nodes[node.node_id]
             return []
-        self._unlink(node)
-        self.detached_tokens -= node.num_tokens
-        return [Freed(node.slots_copy(), node.streams)]
+        return self._drop_detached(node)
+
+    def _drop_detached(self, node: TreeNode) -> list[Freed]:
+        """Give up what a flushed node owns on the tiers on which nobody holds it now, and the node with the last."""
+        slots = host_slots = NO_SLOTS
+        streams = node.streams
+        if node.slots and node.lock_ref == 0:
+            slots = node.leave_device()
+            self.detached_tokens -= len(slots)
+            self._count_share(node, -len(slots))
+        if node.host is not None and node.host_ref == 0:
+            host_slots, node.host = node.host_copy(), None
+            self.detached_host_tokens -= len(host_slots)
+        if node.lock_ref == 0 and node.host_ref == 0:
+            del self._nodes[node.node_id]
+            if node.parent is None:
+                del self._detached_roots[node.node_id]
+            else:
+                self._unlink(node)
+        return [Freed(slots, streams, host_slots)] if len(slots) or len(host_slots) else []
 
     @staticmethod
     def _preorder(top: TreeNode) -> Iterator[TreeNode]:
@@ -142,6 +228,19 @@ class Ledger:
             children = list(node.children.values())
             yield node
             stack.extend(reversed(children))
+
+    # ---- what follows a node about ----
+
+    def _count_share(self, node: TreeNode, num_tokens: int) -> None:
+        """So many more tokens of a node (fewer, below 0) are on the device."""
+        if self._shares is not None:
+            self._shares.cached(node.namespace, num_tokens)
+
+    def _untime(self, node: TreeNode) -> None:
+        """A priority that was given for a time has none any more."""
+        if node.timed is not None:
+            node.timed = None
+            self._timed.discard(node)
 
     # ---- pins and the counters that follow them ----
 
@@ -185,25 +284,43 @@ class Ledger:
                 ready = newest_ready(ready, node.ready)
             node = node.parent
         self._refile(bottom)
+        if self._tiered and not bottom.on_device:
+            self._refile(self._device_end(bottom))
         return ready
 
+    @staticmethod
+    def _device_end(node: TreeNode) -> TreeNode:
+        """The nearest node on a path that is on the device, perhaps a leaf there."""
+        while not node.on_device:
+            assert node.parent is not None
+            node = node.parent
+        return node
+
     def _refile(self, node: TreeNode) -> None:
-        """Put a node into the index of evictable leaves, under its rank of now, or take it out."""
-        if node.children or node.lock_ref or node.detached or node.parent is None:
-            self._evictable.discard(node)
+        """Put a node into the index of its tier's evictable leaves, under its rank of now, or take it out."""
+        index = self._evictable if node.slots or node.parent is None else self._host_evictable
+        # On the host alone there are no pins and no children but such, on the device no holds that count.
+        if (
+            len(node.children) != (node.num_host_only if node.slots else 0)
+            or node.lock_ref
+            or node.detached
+            or node.parent is None
+            or (node.host_ref and not node.slots)
+        ):
+            index.discard(node)
             return
         try:
-            self._evictable.put(node, self._policy.rank(node))
+            index.put(node, self._policy.rank(node))
         except Exception as error:
             self._policy_failed(error)
-            self._evictable.put(node, self._policy.rank(node))
+            index.put(node, self._policy.rank(node))
 
-    def _least(self) -> TreeNode | None:
+    def _least(self, index: EvictableIndex | SharedIndex) -> TreeNode | None:
         try:
-            return self._evictable.least()
+            return index.least()
         except Exception as error:
             self._policy_failed(error)
-            return self._evictable.least()
+            return index.least()
 
     def _policy_failed(self, error: Exception) -> None:
         """A user's policy raised in the middle of a step: finish the step, and all later ones, by recency."""
@@ -214,6 +331,7 @@ class Ledger:
         self._state_of = self._policy.rank
         self.merges = False  # what the old policy told apart may be equal now, all over the tree
         self._evictable.refile(self._policy.rank)
+        self._host_evictable.refile(self._policy.rank)
 
     def _state(self, node: TreeNode) -> Any:
         try:
@@ -238,19 +356,39 @@ class Ledger:
         return holder.node_id
 
     def _try_merge(self, parent: TreeNode) -> bool:
-        """Merge an only child into its parent, if lock_ref and the policy's state are equal and neither has a gate."""
+        """Merge an only child into its parent, if lock_ref, tiers and the policy's state are equal, and no gate, latch
+        or hold on the host tells them apart."""
         (child,) = parent.children.values()
-        if parent.lock_ref != child.lock_ref or parent.gate or child.gate:
+        if parent.lock_ref != child.lock_ref or parent.gate or child.gate or parent.timed != child.timed:
+            return False
+        if self._tiered and not self._may_share_tiers(parent, child):
             return False
         if not self._are_equal(parent, child):
             return False
-        del self._nodes[parent.node_id]
+        old_id = parent.node_id
         self._evictable.discard(child)
+        self._host_evictable.discard(child)
+        if child.timed is not None:
+            self._timed.discard(child)
         parent.absorb_child(child)
-        self._nodes[parent.node_id] = parent
+        if parent.timed is not None:
+            self._timed.put(parent, parent.timed[0])
+        self._rename(parent, old_id)
         self.num_nodes -= 1
         self._refile(parent)
         return True
+
+    @staticmethod
+    def _may_share_tiers(parent: TreeNode, child: TreeNode) -> bool:
+        """Whether two neighbours are on the same tiers, and in the hands of no job there."""
+        return (
+            bool(parent.slots) == bool(child.slots)
+            and (parent.host is None) == (child.host is None)
+            and parent.job is None
+            and child.job is None
+            and not parent.host_ref
+            and not child.host_ref
+        )
 
     def _are_equal(self, parent: TreeNode, child: TreeNode) -> bool:
         """Whether the policy will never tell the two apart."""
@@ -262,20 +400,21 @@ class Ledger:
 
     # ---- events ----
 
-    def _record_stored(self, leaf: TreeNode) -> None:
-        assert self._events is not None
-        assert leaf.parent is not None
-        parent_hash = leaf.parent.hashes[-1] if leaf.parent.hashes else None
-        leaf.hashes = extend_hash_chain(parent_hash or leaf.namespace.digest(), leaf.tokens, self._page_bytes)
-        ids = np.frombuffer(bytes(leaf.tokens), np.int32)
-        if self._item_bytes != TOKEN_BYTES:
-            ids = np.append(ids[::2], ids[-1])
-        stored = BlockStored(list(leaf.hashes), parent_hash, ids.tolist(), self.page_size, leaf.namespace)
-        self._record(stored)
+    def _record_stored(self, node: TreeNode, medium: str) -> None:
+        if self._events is None:
+            return
+        assert node.parent is not None
+        parent_hash = node.parent.hashes[-1] if node.parent.hashes else None
+        if node.hashes is None:
+            node.hashes = extend_hash_chain(parent_hash or node.namespace.digest(), node.tokens, self._page_bytes)
+        tokens = event_tokens(node.tokens, self._item_bytes)
+        self._record(BlockStored(b"".join(node.hashes), parent_hash, tokens, self.page_size, node.namespace, medium))
 
-    def _record_removed(self, node: TreeNode, first_page: int) -> None:
-        if self._events is not None and node.hashes:
-            self._record(BlockRemoved(node.hashes[first_page:]))
+    def _record_removed(self, node: TreeNode, first_page: int, medium: str) -> None:
+        """Say that pages are gone from a medium, if the node is on it."""
+        if self._events is None or not node.hashes or not (node.slots if medium == DEVICE_MEDIUM else node.host):
+            return
+        self._record(BlockRemoved(b"".join(node.hashes[first_page:]), medium))
 
     def _record(self, event: KVCacheEvent) -> None:
         assert self._events is not None

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Hashable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from aradix.keys import Namespace
-from aradix.tree.protocol import Gate, Ready, Slots
+from aradix.tree.protocol import NO_SLOTS, Gate, Ready, Slots
+
+if TYPE_CHECKING:
+    from aradix.tree.residency import Job
 
 __all__ = ["TreeNode", "newest_ready"]
 
@@ -32,7 +35,11 @@ class TreeNode:
     """One edge of the tree, ending at `depth` bytes of key from the root.
 
     Tokens and slots are growable buffers, so that extending a leaf costs what is added. `order` is unique and settles
-    ties; `node_id` changes when the tail is trimmed, so that a handle to what is gone cannot be used.
+    ties; `node_id` changes when the tail is trimmed and when the node leaves the device, so that a handle to what is
+    gone cannot be used. A priority that is given for a time has in `timed` when that ends, and the priority after it.
+
+    `slots` are empty where it is not on the device, `host` is `None` where it is not on the host. `num_host_only`
+    counts the children that are on the host alone: a node on the device with no others is a leaf there.
     """
 
     __slots__ = (
@@ -43,16 +50,21 @@ class TreeNode:
         "gate",
         "hashes",
         "hit_count",
+        "host",
+        "host_ref",
+        "job",
         "last_access",
         "lock_ref",
         "namespace",
         "node_id",
+        "num_host_only",
         "order",
         "parent",
         "priority",
         "ready",
         "slots",
         "streams",
+        "timed",
         "tokens",
     )
 
@@ -74,23 +86,56 @@ class TreeNode:
         self.created = 0
         self.hit_count = 0
         self.priority = 0
+        self.timed: tuple[int, int] | None = None
         self.ready: tuple[Ready, ...] = ()
         self.streams: frozenset[Hashable] = frozenset()
         self.hashes: list[bytes] | None = None
+        self.host: array[int] | None = None
+        self.host_ref = 0
+        self.num_host_only = 0
+        self.job: Job | None = None
 
     @property
     def num_tokens(self) -> int:
-        return len(self.slots)
+        return len(self.slots) or (len(self.host) if self.host is not None else 0)
+
+    @property
+    def on_device(self) -> bool:
+        return bool(self.slots) or self.parent is None
+
+    @property
+    def is_device_leaf(self) -> bool:
+        return len(self.children) == self.num_host_only
 
     def slots_copy(self, start: int = 0) -> Slots:
         """The slots from index `start` of this node on, as an array of its own."""
         return np.frombuffer(self.slots, np.int64)[start:].copy()
 
+    def host_copy(self) -> Slots:
+        """The host slots, as an array of its own; none where there is no host copy."""
+        return NO_SLOTS if self.host is None else np.array(self.host, np.int64)
+
+    def leave_device(self) -> Slots:
+        """Give up the device slots; what used them, or wrote them, says nothing of those that come next."""
+        slots = self.slots_copy()
+        self.slots = array("q")
+        self.ready, self.streams = (), frozenset()
+        if self.parent is not None:
+            self.parent.num_host_only += 1
+        return slots
+
+    def enter_device(self, slots: Slots, ready: tuple[Ready, ...]) -> None:
+        """Own device slots again."""
+        self.slots = array("q", slots.tobytes())
+        self.ready = ready
+        if self.parent is not None:
+            self.parent.num_host_only -= 1
+
     def split_head(self, head_id: int, size: int, num_slots: int, page_bytes: int) -> TreeNode:
         """Cut the first `size` bytes off into a new parent; this node stays the tail, so that handles to it hold.
 
-        The head has all that the node has: locks, times, hits, priority, streams, ready events, its share of the
-        hashes. Only a gate stays on the tail alone.
+        The head has all that the node has: locks, times, hits, priority, streams, ready events, the job it is in, its
+        share of the hashes and of the host copy. Only a gate stays on the tail alone.
         """
         assert self.parent is not None
         head = TreeNode(
@@ -98,11 +143,15 @@ class TreeNode:
         )
         head.lock_ref, head.detached = self.lock_ref, self.detached
         head.last_access, head.created = self.last_access, self.created
-        head.hit_count, head.priority = self.hit_count, self.priority
+        head.hit_count, head.priority, head.timed = self.hit_count, self.priority, self.timed
         head.ready, head.streams = self.ready, self.streams
         if self.hashes is not None:
             num_pages = size // page_bytes
             head.hashes, self.hashes = self.hashes[:num_pages], self.hashes[num_pages:]
+        if self.host is not None:
+            head.host, self.host = self.host[:num_slots], self.host[num_slots:]
+            head.num_host_only = int(not self.slots)
+        head.host_ref, head.job = self.host_ref, self.job
         first_page = bytes(self.tokens[:page_bytes])
         self.tokens = self.tokens[size:]
         self.slots = self.slots[num_slots:]
@@ -129,13 +178,20 @@ class TreeNode:
         self.streams |= child.streams
         if self.hashes is not None and child.hashes is not None:
             self.hashes += child.hashes
+        if self.host is not None and child.host is not None:
+            self.host += child.host
+        self.num_host_only = child.num_host_only
         child.parent = None
 
     def trim_tail(self, new_id: int, num_tokens: int, size: int, page_bytes: int) -> Slots:
-        """Drop the last `num_tokens` slots and `size` bytes of tokens; gives the slots. The node has a new id then."""
-        keep = len(self.slots) - num_tokens
-        freed = self.slots_copy(keep)
-        del self.slots[keep:]
+        """Drop the last `num_tokens` slots and `size` bytes of tokens; gives the slots. The node has a new id then.
+
+        Only of a node that is on one tier alone.
+        """
+        owned = self.host if self.host is not None else self.slots
+        keep = len(owned) - num_tokens
+        freed = np.array(owned[keep:], np.int64)
+        del owned[keep:]
         del self.tokens[-size:]
         self.depth -= size
         self.node_id = new_id

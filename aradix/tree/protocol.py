@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,19 +20,26 @@ from aradix.params import NodeRef
 
 __all__ = [
     "NOWHERE",
+    "NO_SLOTS",
     "Closed",
     "Detached",
     "Freed",
     "Gate",
+    "Glance",
     "Inserted",
+    "Latch",
     "Match",
     "NodeView",
     "Ready",
+    "ShareView",
     "Slots",
     "TreeCore",
 ]
 
 Slots = npt.NDArray[np.int64]
+
+NO_SLOTS: Slots = np.empty(0, np.int64)
+NO_SLOTS.flags.writeable = False
 
 NOWHERE = NodeRef(0, 0)
 """The end of an empty match: pinning it is allowed and holds nothing."""
@@ -48,6 +55,16 @@ class Gate(IntEnum):
     """Closed, but not granted yet: only a walker that was let in before may go on."""
     GRANTED = 3
     """Somebody has the subtree for himself."""
+
+
+class Latch(IntEnum):
+    """The one transition that a node is in; a walk never waits for it."""
+
+    NONE = 0
+    WRITING = 1
+    """Its slots are being copied to the host. It is pinned meanwhile, and can be matched as ever."""
+    LOADING = 2
+    """Its host slots are being copied to the device. Whoever wants it too joins that copy and looks again after it."""
 
 
 @dataclass(slots=True)
@@ -66,20 +83,37 @@ class Ready:
 
 
 class Freed(NamedTuple):
-    """Slots that no node owns any longer, and the streams named by leases that used them."""
+    """Slots that no node owns any longer: on the device, with the streams named by leases that used them, and on the
+    host, where no copy touches them either. Each of the two may be empty."""
 
     slots: Slots
     streams: frozenset[Hashable]
+    host_slots: Slots = NO_SLOTS
 
 
 class Match(NamedTuple):
-    """Where a walk ended. `gate` is the gated node that stopped it (then nothing was touched or pinned), else 0."""
+    """Where a walk ended.
+
+    Args:
+        num_matched: tokens that the device holds.
+        node_id: of the node at which they end; the one pinned, if a pin was asked for.
+        last: their end as a place.
+        gate: the gated node that stopped the walk (then nothing was touched or pinned), else 0.
+        ready: events behind which the KV of the matched tokens is complete.
+        host_hit: tokens that follow and that the host holds, but not the device: what can be loaded.
+        best: where those end; `last` where there are none. Only for looking: it cannot be pinned while it is on the
+            host alone.
+        loading: the job that is loading the first of them already, else 0.
+    """
 
     num_matched: int
     node_id: int
     last: NodeRef
     gate: int
     ready: tuple[Ready, ...]
+    host_hit: int = 0
+    best: NodeRef = NOWHERE
+    loading: int = 0
 
 
 class Inserted(NamedTuple):
@@ -119,7 +153,12 @@ class Closed(NamedTuple):
 
 
 class NodeView(NamedTuple):
-    """One node as `walk` shows it; `tokens` are raw int32 bytes. A root has `parent_id` 0 and no tokens."""
+    """One node as `walk` shows it; `tokens` are raw int32 bytes. A root has `parent_id` 0 and no tokens.
+
+    `slots` are empty where the node has left the device, `host_slots` are `None` where the host has no copy. `indexed`
+    says whether `evict` may take it next, `host_indexed` whether `evict_host` may. `timed` tells of a priority that was
+    given for a time when that ends, and the priority after it.
+    """
 
     node_id: int
     parent_id: int
@@ -139,10 +178,65 @@ class NodeView(NamedTuple):
     indexed: bool
     state: Any
     hashes: list[bytes] | None
+    host_slots: Slots | None = None
+    host_ref: int = 0
+    latch: Latch = Latch.NONE
+    host_indexed: bool = False
+    timed: tuple[int, int] | None = None
+
+    @property
+    def residency(self) -> Literal["device", "host", "both"]:
+        """Where the node's KV is; a root counts as being on the device."""
+        if self.host_slots is None:
+            return "device"
+        return "both" if len(self.slots) else "host"
+
+
+class ShareView(NamedTuple):
+    """What one tenant may keep and has on the device, in tokens; the last one, of `None`, is for all not named.
+
+    Args:
+        tenant: the field of `Namespace`.
+        num_tokens: that it has a claim on.
+        cached: in the tree, pinned or not, and flushed while somebody holds them.
+        leased: slots of its leases that are not in the tree.
+        evicted: so far, by `evict`.
+    """
+
+    tenant: str | int | None
+    num_tokens: int
+    cached: int
+    leased: int
+    evicted: int
+
+
+class Glance(NamedTuple):
+    """One node as `glance` shows it: little enough to be asked for often. `first_tokens` are of up to eight items."""
+
+    node_id: int
+    parent_id: int
+    namespace: Namespace
+    depth: int
+    num_tokens: int
+    first_tokens: bytes
+    lock_ref: int
+    gate: Gate
+    latch: Latch
+    residency: str
+    detached: bool
+    hit_count: int
+    priority: int
+    last_access: int
+    created: int
+    children: list[int]
 
 
 class TreeCore(Protocol):
-    """A radix tree over token ids. See the module's docstring for the rules that hold for every method."""
+    """A radix tree over token ids. See the module's docstring for the rules that hold for every method.
+
+    These are the steps of a tree that knows the device alone; `aradix.tree.tiered.TieredCore` adds the host, and says
+    there what it changes in these.
+    """
 
     name: str
     page_size: int
@@ -187,19 +281,21 @@ class TreeCore(Protocol):
         priority: int = 0,
         ready: tuple[Ready, ...] = (),
         past_pending: bool = False,
+        held_hits: int = 1,
+        new_hits: int = 0,
     ) -> Inserted | int:
         """Insert the whole pages of a key from its root; or the id of the gate met, and then nothing was changed.
 
-        `slots` are of all its tokens. The part that was held already counts a hit. With `past_pending` only granted
-        gates stop it.
+        `slots` are of all its tokens. The part that was held already counts `held_hits`, what is new begins with
+        `new_hits`. With `past_pending` only granted gates stop it.
         """
 
     def extend(
         self, node_id: int, key: RadixKey, slots: Slots, *, priority: int = 0, ready: tuple[Ready, ...] = ()
-    ) -> Inserted:
+    ) -> Inserted | None:
         """Insert the rest of a key below a pinned node, up to a gate, and move the pin to where it ends.
 
-        `slots` are of the tokens beyond the node's depth. Never on a detached node.
+        `slots` are of the tokens beyond the node's depth. `None`, and then nothing was changed, on a detached node.
         """
 
     def pin(self, ref: NodeRef) -> int:
@@ -214,6 +310,17 @@ class TreeCore(Protocol):
     def mark_streams(self, node_id: int, streams: frozenset[Hashable]) -> None:
         """Name streams that touched the slots of a path."""
 
+    def prioritize(self, node_id: int, start: int, stop: int, priority: int, expires: int) -> None:
+        """Give the tokens from `start` to `stop` (whole pages) of the path to a pinned node a priority of their own.
+
+        It stands in place of the highest one among the inserts, which still is counted and takes over at the time
+        `expires`; 0 is never, and then a later insert of a higher priority raises it. Never on a detached node.
+        Nothing happens under a policy that is known not to look at priorities.
+        """
+
+    def decay(self, now: int) -> None:
+        """End the priorities whose time is up, on the clock of `expires`."""
+
     def slots_of(self, ref: NodeRef, start: int = 0) -> Slots:
         """The slots of a path from token `start` to the place: a copy. KeyError if the place is no more."""
 
@@ -222,8 +329,24 @@ class TreeCore(Protocol):
     def is_below(self, node_id: int, ancestor_id: int) -> bool:
         """Whether `ancestor_id` is the node or above it."""
 
-    def evict(self, num_tokens: int) -> list[Freed]:
-        """Free so many tokens, in whole pages (or leaves), least valuable first; fewer if there are no more."""
+    def evict(
+        self, num_tokens: int, *, namespace: Namespace | None = None, demand: int = 0, only_excess: bool = False
+    ) -> list[Freed]:
+        """Free so many tokens, in whole pages (or leaves), least valuable first; fewer if there are no more.
+
+        Where tenants have shares, the one most above its own gives first, its own least valuable leaves, down to its
+        share; `demand` tokens count as those of the tenant of `namespace` meanwhile. With `only_excess` what tenants
+        have a claim on is not touched.
+        """
+
+    def share_of(self, namespace: Namespace) -> int:
+        """The number of the share that a namespace counts to; 0 where there are none."""
+
+    def charge(self, share: int, num_tokens: int) -> None:
+        """So many more slots (fewer, below 0) are held for a share's tenants outside of the tree."""
+
+    def shares(self) -> list[ShareView]:
+        """All shares, in the order of their numbers; none where tenants have none."""
 
     def detach(self, namespace: Namespace | None = None) -> Detached:
         """Make a namespace (or everything) unmatchable for ever."""
@@ -243,6 +366,31 @@ class TreeCore(Protocol):
     def evict_below(self, node_id: int) -> list[Freed]:
         """Free all below a node, of which nothing may be pinned."""
 
+    def namespaces(self) -> list[Namespace]:
+        """Those that the tree has a root for, the oldest first."""
+
     def take_events(self) -> list[KVCacheEvent]: ...
+    def view(self, node_id: int) -> NodeView:
+        """One node, as `walk` shows it. KeyError if it is no more."""
+
+    def child_ids(self, node_id: int) -> list[int]:
+        """The children of a node, those of 0 being the roots that can be matched. KeyError if it is no more."""
+
+    @property
+    def tick(self) -> int:
+        """Counts the steps that touch; `last_access` and `created` are in it."""
+
+    def roots(self) -> list[int]:
+        """The ids of the roots, a namespace each."""
+
+    def glance(self, node_id: int, *, children: bool = True) -> Glance | None:
+        """One node, and the ids of its children if asked; None if there is no such node any more."""
+
+    def look(self, key: RadixKey) -> list[int]:
+        """The ids of the nodes that a match of a key would walk, from the root on, the last perhaps matched in part."""
+
+    def next_victim(self) -> int:
+        """The id of the leaf that `evict` would begin with; 0 if there is none."""
+
     def walk(self, *, detached: bool = False) -> Iterator[NodeView]:
         """Every node, a parent before its children; with `detached` those that were flushed and are held."""

@@ -1,9 +1,5 @@
 """`RadixTree`: the reference core, in Python. Short and obviously right before it is fast.
 
-How it stays cheap all the same: an edge is compared with one `startswith` (memcmp), the place where two differ is
-found in blocks, children are keyed by their first page as `bytes` (a 64-bit hash that the dict then verifies), and
-nothing recurses or looks at single tokens.
-
 How it stays small: a single child is merged into its parent as soon as nothing tells the two apart (`_try_merge`
 has the rule). Every step ends with merging along the path it touched, since only there anything can have become equal.
 """
@@ -12,35 +8,38 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 
-import numpy as np
-
-from aradix.events import AllBlocksCleared, KVCacheEvent
-from aradix.keys import TOKEN_BYTES, Namespace, RadixKey
+from aradix.events import DEVICE_MEDIUM, HOST_MEDIUM, AllBlocksCleared, KVCacheEvent
+from aradix.keys import Namespace, RadixKey
 from aradix.params import NodeRef
-from aradix.tree.ledger import NO_SLOTS, Ledger
+from aradix.tree.keeping import KeepingSteps
 from aradix.tree.node import TreeNode, newest_ready
 from aradix.tree.protocol import (
+    NO_SLOTS,
     NOWHERE,
     Closed,
     Detached,
     Freed,
     Gate,
+    Glance,
     Inserted,
+    Latch,
     Match,
     NodeView,
     Ready,
     Slots,
 )
+from aradix.tree.walking import NOTHING_STOPS
 
 __all__ = ["RadixTree"]
 
-_BLOCK_BYTES = 1 << 16
-_NOTHING_STOPS = Gate.GRANTED + 1
+_SHOWN_ITEMS = 8
+"""Tokens or bigrams of a node that a glance shows."""
+
 _NO_MATCH = Match(0, 0, NOWHERE, 0, ())
 
 
-class RadixTree(Ledger):
-    """The Python core; `TreeCore` says what each method promises.
+class RadixTree(KeepingSteps):
+    """The Python core; `TreeCore` says what each method promises, and `TieredCore` of those in `tier_steps.py`.
 
     Args:
         page_size: tokens a page.
@@ -49,6 +48,9 @@ class RadixTree(Ledger):
         evict_unit: `"page"` trims tails, `"node"` takes whole leaves and then never merges nodes either, so that a
             leaf is what was inserted.
         record_events: whether `take_events` has anything to tell.
+        backup_hits: how often tokens must be found again to be due for a store on the host; `None` is never.
+        shares: tenants and the tokens each has a claim on, the last one standing for all others; none: no claims.
+        merge: whether neighbours that became equal are made one; without it a node keeps its id until it is trimmed.
     """
 
     name = "python"
@@ -68,59 +70,20 @@ class RadixTree(Ledger):
             node = self._split(child, size)
         if pin:
             self._lock(node)
+        if child is None and node.num_host_only:
+            return self._match_on_host(key, node, self._stop(key, limit))
         ready = self._touch(node)
         num_matched = node.depth // self._item_bytes
         node_id = self._merge_path(node)
-        return Match(num_matched, node_id, NodeRef(node_id, num_matched) if num_matched else NOWHERE, 0, ready)
+        last = NodeRef(node_id, num_matched) if num_matched else NOWHERE
+        return Match(num_matched, node_id, last, 0, ready, 0, last)
 
     def peek(self, key: RadixKey) -> int:
         root = self._roots.get(key.namespace)
         if root is None:
             return 0
-        node, _, size, _ = self._descend(key, root, self._stop(key, None), _NOTHING_STOPS)
+        node, _, size, _ = self._descend(key, root, self._stop(key, None), NOTHING_STOPS)
         return (node.depth + size) // self._item_bytes
-
-    def _stop(self, key: RadixKey, limit: int | None) -> int:
-        """Bytes of whole pages in the key, or in its first `limit` tokens."""
-        num_tokens = len(key) if limit is None else min(limit, len(key))
-        return num_tokens // self.page_size * self._page_bytes
-
-    def _enter(
-        self, key: RadixKey, root: TreeNode, stop: int, past_pending: bool
-    ) -> tuple[TreeNode, TreeNode | None, int, int]:
-        """`_descend` from a root, which may have a gate itself."""
-        stopped_by = Gate.GRANTED if past_pending else Gate.PENDING
-        if root.gate >= stopped_by:
-            return root, None, 0, root.node_id
-        return self._descend(key, root, stop, stopped_by)
-
-    def _descend(
-        self, key: RadixKey, node: TreeNode, stop: int, stopped_by: int = Gate.PENDING
-    ) -> tuple[TreeNode, TreeNode | None, int, int]:
-        """Walk down from a node's end: (last whole node, child matched in part, by how many bytes, gate met)."""
-        data, base, page_bytes = key.data, key.start, self._page_bytes
-        while stop - node.depth >= page_bytes:
-            begin = base + node.depth
-            child = node.children.get(data[begin : begin + page_bytes])
-            if child is None:
-                break
-            if child.gate >= stopped_by:
-                return node, None, 0, child.node_id
-            edge = child.tokens
-            if len(edge) > stop - node.depth or not data.startswith(edge, begin):
-                return node, child, self._common(edge, data, begin, stop - node.depth), 0
-            node = child
-        return node, None, 0, 0
-
-    def _common(self, edge: bytearray, data: bytes, begin: int, limit: int) -> int:
-        """How many bytes of whole pages an edge has in common with a key, found in blocks."""
-        size = min(len(edge), limit)
-        for done in range(0, size, _BLOCK_BYTES):
-            count = min(_BLOCK_BYTES, size - done) // TOKEN_BYTES
-            differ = np.frombuffer(edge, np.int32, count, done) != np.frombuffer(data, np.int32, count, begin + done)
-            if differ.any():
-                return (done + int(differ.argmax()) * TOKEN_BYTES) // self._page_bytes * self._page_bytes
-        return size
 
     # ---- growing ----
 
@@ -132,21 +95,28 @@ class RadixTree(Ledger):
         priority: int = 0,
         ready: tuple[Ready, ...] = (),
         past_pending: bool = False,
+        held_hits: int = 1,
+        new_hits: int = 0,
     ) -> Inserted | int:
         stop = self._stop(key, None)
         root = self._roots.get(key.namespace) or self._new_root(key.namespace)
         node, child, size, gate = self._enter(key, root, stop, past_pending)
         if gate:
             return gate
-        result, node = self._grow(root, key, slots, stop, (node, child, size), priority, ready)
+        hits = held_hits, new_hits
+        result, node = self._grow(root, key, slots, stop, (node, child, size), priority, ready, hits)
         node_id = self._merge_path(node)
+        if self._backup_hits is not None:
+            self._note_due(self._nodes[node_id])
         self._prune(root)
         return result._replace(last=NodeRef(node_id, result.end) if result.end else NOWHERE)
 
     def extend(
         self, node_id: int, key: RadixKey, slots: Slots, *, priority: int = 0, ready: tuple[Ready, ...] = ()
-    ) -> Inserted:
+    ) -> Inserted | None:
         origin = self._nodes[node_id]
+        if origin.detached:
+            return None
         stop = self._stop(key, None)
         node, child, size, gate = self._descend(key, origin, stop)
         if gate:
@@ -156,6 +126,8 @@ class RadixTree(Ledger):
             self._lock(node)
             self._unlock(origin)
         node_id = self._merge_path(node)
+        if self._backup_hits is not None:
+            self._note_due(self._nodes[node_id])
         return result._replace(last=NodeRef(node_id, result.end) if result.end else NOWHERE, node_id=node_id)
 
     def _grow(
@@ -167,6 +139,7 @@ class RadixTree(Ledger):
         found: tuple[TreeNode, TreeNode | None, int],
         priority: int,
         ready: tuple[Ready, ...],
+        hits: tuple[int, int] = (1, 0),
     ) -> tuple[Inserted, TreeNode]:
         """Add what is missing of a key below where its walk from `origin` ended; gives the node where it ends."""
         node, child, size = found
@@ -176,19 +149,26 @@ class RadixTree(Ledger):
         known_ready: tuple[Ready, ...] = ()
         walked: TreeNode = node
         while walked is not origin:
-            walked.hit_count += 1
+            walked.hit_count += hits[0]
             known_ready = newest_ready(known_ready, walked.ready)
             assert walked.parent is not None
             walked = walked.parent
         existing = self._slots_between(node, origin.depth, held)
-        if held < stop:
-            adopted = slots[(held - origin.depth) // self._item_bytes : (stop - origin.depth) // self._item_bytes]
-            node = self._new_leaf(node, key.data[key.start + held : key.start + stop], adopted)
+        if node.num_host_only:
+            node = self._promote_along(key, node, stop, slots, origin.depth, ready)
+        if node.depth < stop:
+            first, last = node.depth, stop
+            adopted = slots[(first - origin.depth) // self._item_bytes : (last - origin.depth) // self._item_bytes]
+            node = self._new_leaf(node, key.data[key.start + first : key.start + last], adopted)
             node.ready = ready
             node.priority = priority
-        above = node.parent if held < stop else node
+            node.hit_count = hits[1]
+        above: TreeNode | None = node
         while above is not None:
-            above.priority = max(above.priority, priority)
+            if above.timed is None:
+                above.priority = max(above.priority, priority)
+            else:
+                above.timed = above.timed[0], max(above.timed[1], priority)
             above = above.parent
         self._touch(node)
         item = self._item_bytes
@@ -201,6 +181,8 @@ class RadixTree(Ledger):
             return 0
         node = self._at(ref)
         depth = ref.depth * self._item_bytes
+        if not node.on_device:
+            raise KeyError(ref)
         if depth < node.depth:
             node = self._split(node, depth - node.depth + len(node.tokens))
         self._lock(node)
@@ -217,18 +199,6 @@ class RadixTree(Ledger):
             self._merge_path(node)
         return freed
 
-    def _at(self, ref: NodeRef) -> TreeNode:
-        """The node that a place is in. KeyError if the place is no more."""
-        node = self._nodes[ref.node_id]
-        depth = ref.depth * self._item_bytes
-        if not node.depth - len(node.tokens) <= depth <= node.depth or (
-            depth < node.depth and depth % self._page_bytes
-        ):
-            raise KeyError(ref)
-        if depth == node.depth - len(node.tokens) and node.parent is not None:
-            return node.parent
-        return node
-
     # ---- what is said of a path ----
 
     def record_hit(self, node_id: int) -> None:
@@ -239,7 +209,9 @@ class RadixTree(Ledger):
             node = node.parent
         if not bottom.detached:
             self._refile(bottom)
-            self._merge_path(bottom)
+            node_id = self._merge_path(bottom)
+            if self._backup_hits is not None:
+                self._note_due(self._nodes[node_id])
 
     def mark_streams(self, node_id: int, streams: frozenset[Hashable]) -> None:
         node: TreeNode | None = self._nodes[node_id]
@@ -249,54 +221,21 @@ class RadixTree(Ledger):
 
     # ---- shrinking ----
 
-    def evict(self, num_tokens: int) -> list[Freed]:
-        freed: list[Freed] = []
-        missing = num_tokens
-        while missing > 0 and (leaf := self._least()) is not None:
-            num_wanted = -(-missing // self.page_size) * self.page_size
-            if self._whole_nodes or leaf.num_tokens <= num_wanted:
-                missing -= leaf.num_tokens
-                freed.append(Freed(leaf.slots_copy(), leaf.streams))
-                self._record_removed(leaf, 0)
-                self._remove_leaf(leaf)
-            else:
-                missing -= num_wanted
-                freed.append(Freed(self._trim(leaf, num_wanted), leaf.streams))
-        return freed
-
     def detach(self, namespace: Namespace | None = None) -> Detached:
         if namespace is None:
             roots = list(self._roots.values())
         else:
             roots = [self._roots[namespace]] if namespace in self._roots else []
         freed: list[Freed] = []
-        num_freed = num_held = 0
+        evictable, protected = self.evictable_tokens, self.protected_tokens
         for node in [node for root in roots for node in self._preorder(root)]:
-            if node.parent is None:
-                del self._roots[node.namespace]
-                if node.lock_ref:
-                    self._detached_roots[node.node_id] = node
-            else:
-                self.num_nodes -= 1
-                self._evictable.discard(node)
-                if namespace is not None:
-                    self._record_removed(node, 0)
-            node.detached = True
-            if node.lock_ref:
-                num_held += node.num_tokens
-                continue
-            del self._nodes[node.node_id]
-            if node.parent is not None:
-                num_freed += node.num_tokens
-                freed.append(Freed(node.slots_copy(), node.streams))
-                if node.parent.lock_ref:
-                    self._unlink(node)
-        self.evictable_tokens -= num_freed
-        self.protected_tokens -= num_held
-        self.detached_tokens += num_held
+            if namespace is not None:
+                self._record_removed(node, 0, DEVICE_MEDIUM)
+                self._record_removed(node, 0, HOST_MEDIUM)
+            freed.extend(self._detach_node(node))
         if namespace is None and self._events is not None:
             self._record(AllBlocksCleared())
-        return Detached(freed, num_freed, num_held)
+        return Detached(freed, evictable - self.evictable_tokens, protected - self.protected_tokens)
 
     # ---- gates ----
 
@@ -307,7 +246,7 @@ class RadixTree(Ledger):
         child: TreeNode | None = None
         size = 0
         if not root.gate:
-            node, child, size, _ = self._descend(key, root, stop, _NOTHING_STOPS)
+            node, child, size, _ = self._descend(key, root, stop, NOTHING_STOPS)
         above: TreeNode | None = child if child is not None else node
         while above is not None:
             if above.gate:
@@ -327,7 +266,8 @@ class RadixTree(Ledger):
         return self.unpin(node_id, touch=False)
 
     def pin_below(self, node_id: int) -> list[int]:
-        leaves = [node for node in self._preorder(self._nodes[node_id]) if not node.children]
+        nodes = self._preorder(self._nodes[node_id])
+        leaves = [node for node in nodes if node.on_device and node.is_device_leaf]
         for leaf in leaves:
             self._lock(leaf)
         return [leaf.node_id for leaf in leaves]
@@ -336,27 +276,21 @@ class RadixTree(Ledger):
         below = list(self._preorder(self._nodes[node_id]))[1:]
         freed = []
         for leaf in reversed(below):
-            freed.append(Freed(leaf.slots_copy(), leaf.streams))
-            self._record_removed(leaf, 0)
-            self._remove_leaf(leaf, merge=False)
+            if not leaf.host_ref:
+                freed.append(self._remove_leaf(leaf, merge=False))
+            elif leaf.slots:
+                freed.append(self._demote(leaf))
         return freed
 
     # ---- looking ----
 
     def slots_of(self, ref: NodeRef, start: int = 0) -> Slots:
         if ref.node_id == 0:
-            return NO_SLOTS
-        return self._slots_between(self._at(ref), start * self._item_bytes, ref.depth * self._item_bytes)
-
-    def _slots_between(self, node: TreeNode, start: int, stop: int) -> Slots:
-        """The slots from byte `start` to byte `stop` of a path: a copy."""
-        parts = []
-        while node.parent is not None and node.depth > start:
-            begin = node.depth - len(node.tokens)
-            slots = np.frombuffer(node.slots, np.int64)
-            parts.append(slots[max(0, start - begin) // self._item_bytes : (stop - begin) // self._item_bytes])
-            node = node.parent
-        return np.concatenate(parts[::-1]) if parts else NO_SLOTS
+            return NO_SLOTS.copy()  # the caller's to write, as every answer here
+        node = self._at(ref)
+        if not node.on_device:
+            raise KeyError(ref)
+        return self._slots_between(node, start * self._item_bytes, ref.depth * self._item_bytes)
 
     def is_detached(self, node_id: int) -> bool:
         return node_id != 0 and self._nodes[node_id].detached
@@ -374,34 +308,96 @@ class RadixTree(Ledger):
     def num_namespaces(self) -> int:
         return len(self._roots)
 
+    def namespaces(self) -> list[Namespace]:
+        return list(self._roots)
+
     def take_events(self) -> list[KVCacheEvent]:
         if not self._events:
             return []
         taken, self._events = self._events, []
         return taken
 
+    def view(self, node_id: int) -> NodeView:
+        return self._view(self._nodes[node_id])
+
+    def child_ids(self, node_id: int) -> list[int]:
+        nodes = self._nodes[node_id].children if node_id else self._roots
+        return [node.node_id for node in nodes.values()]
+
+    @property
+    def tick(self) -> int:
+        return self._tick
+
+    def roots(self) -> list[int]:
+        return [root.node_id for root in self._roots.values()]
+
+    def glance(self, node_id: int, *, children: bool = True) -> Glance | None:
+        node = self._nodes.get(node_id)
+        if node is None:
+            return None
+        return Glance(
+            node_id=node_id,
+            parent_id=node.parent.node_id if node.parent is not None else 0,
+            namespace=node.namespace,
+            depth=node.depth // self._item_bytes,
+            num_tokens=node.num_tokens,
+            first_tokens=bytes(node.tokens[: _SHOWN_ITEMS * self._item_bytes]),
+            lock_ref=node.lock_ref,
+            gate=node.gate,
+            latch=node.job.latch if node.job is not None else Latch.NONE,
+            residency="device" if node.host is None else "both" if node.slots else "host",
+            detached=node.detached,
+            hit_count=node.hit_count,
+            priority=node.priority,
+            last_access=node.last_access,
+            created=node.created,
+            children=[child.node_id for child in node.children.values()] if children else [],
+        )
+
+    def look(self, key: RadixKey) -> list[int]:
+        root = self._roots.get(key.namespace)
+        if root is None:
+            return []
+        node, child, size, _ = self._descend(key, root, self._stop(key, None), NOTHING_STOPS)
+        path = [] if child is None or not size else [child.node_id]
+        above: TreeNode | None = node
+        while above is not None:
+            path.append(above.node_id)
+            above = above.parent
+        return path[::-1]
+
+    def next_victim(self) -> int:
+        leaf = self._least(self._evictable)
+        return 0 if leaf is None else leaf.node_id
+
     def walk(self, *, detached: bool = False) -> Iterator[NodeView]:
-        item = self._item_bytes
-        roots = list(self._detached_roots.values() if detached else self._roots.values())
-        for root in roots:
+        for root in list(self._detached_roots.values() if detached else self._roots.values()):
             for node in self._preorder(root):
-                yield NodeView(
-                    node_id=node.node_id,
-                    parent_id=node.parent.node_id if node.parent is not None else 0,
-                    namespace=node.namespace,
-                    depth=node.depth // item,
-                    num_tokens=node.num_tokens,
-                    tokens=bytes(node.tokens),
-                    slots=node.slots_copy() if node.slots else NO_SLOTS,
-                    lock_ref=node.lock_ref,
-                    gate=node.gate,
-                    detached=node.detached,
-                    hit_count=node.hit_count,
-                    priority=node.priority,
-                    last_access=node.last_access,
-                    created=node.created,
-                    num_children=len(node.children),
-                    indexed=node in self._evictable,
-                    state=self._state(node),
-                    hashes=node.hashes,
-                )
+                yield self._view(node)
+
+    def _view(self, node: TreeNode) -> NodeView:
+        return NodeView(
+            node_id=node.node_id,
+            parent_id=node.parent.node_id if node.parent is not None else 0,
+            namespace=node.namespace,
+            depth=node.depth // self._item_bytes,
+            num_tokens=node.num_tokens,
+            tokens=bytes(node.tokens),
+            slots=node.slots_copy() if node.slots else NO_SLOTS,
+            host_slots=node.host_copy() if node.host is not None else None,
+            host_ref=node.host_ref,
+            latch=node.job.latch if node.job is not None else Latch.NONE,
+            host_indexed=node in self._host_evictable,
+            lock_ref=node.lock_ref,
+            gate=node.gate,
+            detached=node.detached,
+            hit_count=node.hit_count,
+            priority=node.priority,
+            last_access=node.last_access,
+            created=node.created,
+            num_children=len(node.children),
+            indexed=node in self._evictable,
+            state=self._state(node),
+            hashes=node.hashes,
+            timed=node.timed,
+        )

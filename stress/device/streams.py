@@ -67,6 +67,12 @@ class VirtualStream:
         device.perform(kernel, read, written)
         return kernel
 
+    def copy(self, reads: Slots, writes: Slots, duration: float | None = None, *, label: str = "copy") -> Kernel:
+        """Queues a kernel as `launch` does; at its end each slot of `writes` has the stamp of its one of `reads`."""
+        kernel = self.launch(reads, writes, duration, label=label)
+        self._device.carry_over(kernel, slot_list(reads), slot_list(writes))
+        return kernel
+
     def wait_event(self, event: VirtualEvent) -> None:
         """Orders what comes next on this stream after the event's last record; nothing where there was none."""
         self._follow(self._device.host.clock)

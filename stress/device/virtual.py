@@ -114,6 +114,19 @@ class VirtualDevice:
         self.clock.schedule(kernel.start, begin)
         self.clock.schedule(kernel.end, finish)
 
+    def carry_over(self, kernel: Kernel, reads: list[int], writes: list[int]) -> None:
+        """Has the clock move, as the kernel ends, what it found in each of `reads` to its one of `writes`."""
+
+        def move() -> None:
+            for source, target in zip(reads, writes, strict=True):
+                stamp = kernel.seen[source]
+                if stamp is None:
+                    self._memory.pop(target, None)
+                else:
+                    self._memory[target] = stamp
+
+        self.clock.schedule(kernel.end, move)
+
     def give_back(self, actor: Actor) -> None:
         """Takes back the number of a copy that the host saw end."""
         self._copiers.append(actor)

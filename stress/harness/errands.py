@@ -92,6 +92,8 @@ class Worker:
         with site.operation(self._name, f"evict({num_tokens})") as noted:
             freed = (await site.cache.evict(EvictParams(num_tokens))).num_freed_tokens
             noted.result = f"{freed} freed"
+        if site.is_struck:
+            return
         wanted, left = -(-num_tokens // page_size) * page_size, site.cache.evictable_size()
         # What went into quarantine was evicted, but did not come back.
         gone = freed + site.cache.stats().quarantined - lost_before

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from stress.harness.copies import FATES
+from stress.harness.keeping import make_keeping
 from stress.harness.request import LEAVE_LAST, LONG, NARROW, NO_STORE
 from stress.harness.worlds import Act, Fault, World
 
@@ -262,6 +263,8 @@ def make_world(seed: int, emphasis: str = "plain") -> World:
     Raises:
         KeyError: no such emphasis.
     """
+    if emphasis == "keeping":
+        return make_keeping(seed)
     stress = EMPHASES[emphasis]
     rng = random.Random(f"{seed} {emphasis}")
     page_size = rng.choice((1, 1, 2, 4))

@@ -19,6 +19,7 @@ from stress.harness.builder import Builder
 from stress.harness.compare import play_compared
 from stress.harness.errands import Worker
 from stress.harness.faults import PLANNED, BreakingCopies, BreakingEvents, BreakingSink, BrokenPolicy, LostCopyError
+from stress.harness.keeping import play_keeping
 from stress.harness.kernels import Kernels
 from stress.harness.mirror import Mirror
 from stress.harness.outcome import Failure, Outcome, judge
@@ -43,6 +44,8 @@ def play(world: World, *, chooser: Chooser | None = None, builder: Builder | Non
     builder = builder or Builder()
     if world.kind == "shared":
         return play_shared(world, chooser, builder)
+    if world.kind == "keeping":
+        return play_keeping(world, chooser, builder)
     return play_compared(world, chooser, builder)
 
 

@@ -15,7 +15,7 @@ from aradix import Namespace
 
 __all__ = ["Act", "Fault", "Kind", "World"]
 
-Kind = Literal["shared", "sequential", "linear"]
+Kind = Literal["shared", "sequential", "linear", "keeping"]
 Fault = Literal["", "record", "policy", "copy", "sink"]
 
 
@@ -48,7 +48,8 @@ class World:
     Args:
         seed: it was made from; also of the virtual device.
         kind: `"shared"`: tasks of an engine over one cache; `"sequential"`: one task, against a brute-force model;
-            `"linear"`: a few operations of three tasks, which must be explainable in some order.
+            `"linear"`: a few operations of three tasks, which must be explainable in some order; `"keeping"`: tenants
+            with quotas, and pins.
         backend: `"asyncio"` or `"trio"`.
         page_size: tokens a page.
         num_pages: of the pool.
@@ -62,6 +63,7 @@ class World:
         fault_at: which call fails.
         check_every: acts between two full audits.
         namespaces: fields of each namespace.
+        quotas: tenants and their shares of the pool.
         keys: the prompts: namespace, tokens.
         tasks: what each task does.
     """
@@ -84,6 +86,7 @@ class World:
     fault_at: int = 0
     check_every: int = 12
     namespaces: tuple[tuple[str | int | None, ...], ...] = ((),)
+    quotas: tuple[tuple[str | int, float], ...] = ()
     keys: tuple[tuple[int, tuple[int, ...]], ...] = ()
     tasks: tuple[tuple[Act, ...], ...] = ()
 
@@ -130,6 +133,7 @@ class World:
         try:
             made = dict(plain)
             made["namespaces"] = tuple(tuple(fields) for fields in plain.get("namespaces", [[]]))
+            made["quotas"] = tuple((tenant, float(share)) for tenant, share in plain.get("quotas", []))
             made["keys"] = tuple((int(index), tuple(map(int, tokens))) for index, tokens in plain.get("keys", []))
             made["tasks"] = tuple(tuple(map(Act.from_plain, task)) for task in plain.get("tasks", []))
         except TypeError as error:

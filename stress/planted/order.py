@@ -78,9 +78,9 @@ class _WorseTree(Builder):
 class _TrimsSilently(RadixTree):
     """An eviction tells of whole nodes only, not of pages that it trims."""
 
-    def _record_removed(self, node: TreeNode, first_page: int) -> None:
+    def _record_removed(self, node: TreeNode, first_page: int, medium: str) -> None:
         if not first_page:
-            super()._record_removed(node, first_page)
+            super()._record_removed(node, first_page, medium)
 
 
 ORDER = (

@@ -67,7 +67,7 @@ class _ShowsRemembered(Lease):
         hold = self._entered()
         remembered = cache.remembered.get(hold.order, [])
         if len(remembered) == 1 and remembered[0][0] == 0 and len(remembered[0][1]) == hold.published:
-            shown = [*remembered[0][1], *hold.own_slots(0, hold.num_own).tolist()]
+            shown = [*remembered[0][1], *hold.own[: hold.num_own].tolist()]
         else:
             shown = super().slots.tolist()
         for start, slots in remembered:

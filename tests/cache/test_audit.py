@@ -31,18 +31,25 @@ class Scene:
         self.pinned, self.leaf = self.top.children.values()
 
 
+def change_slots(scene: Scene, change: Any) -> None:
+    slots = scene.hold.own.copy()
+    num_own = scene.hold.num_own
+    change(slots)
+    scene.hold.cut(0, 1)
+    scene.hold.add(slots, num_own)
+
+
 def lose_a_slot(scene: Scene) -> None:
-    del scene.hold.own[-1]
-    scene.hold.num_own -= 1
+    scene.hold.take_front(1)
 
 
 def use_a_slot_twice(scene: Scene) -> None:
-    scene.hold.own[0] = scene.leaf.slots[0]
+    change_slots(scene, lambda slots: slots.__setitem__(0, scene.leaf.slots[0]))
 
 
 def swap_a_slot_for_a_free_one(scene: Scene) -> None:
     free = scene.cache._params.allocator.pages_in("free")
-    scene.hold.own[0] = int(free[0])
+    change_slots(scene, lambda slots: slots.__setitem__(0, int(free[0])))
 
 
 def count_a_slot_too_many(scene: Scene) -> None:
@@ -100,7 +107,7 @@ def move_the_end_of_a_node(scene: Scene) -> None:
 
 
 def hold_what_is_free(scene: Scene) -> None:
-    scene.cache._params.allocator.free_held(scene.hold.own_slots()[:1])
+    scene.cache._params.allocator.free_held(scene.hold.own[:1].copy())
 
 
 def split_without_need(scene: Scene) -> None:
@@ -162,7 +169,7 @@ async def assert_found(break_it: Any, invariant: str) -> None:
         cache.check()
     with pytest.raises(InvariantError, match=r"refuses further work"):
         cache.lease(key(1))
-    lease._hold.released = True  # its slots are past saving: nothing is to warn of them
+    lease._hold.released, lease._hold.held = True, False  # its slots are past saving: nothing is to warn of them
     background: Any = cache._task_group
     background.cancel_scope.cancel()
     await background.__aexit__(None, None, None)

@@ -233,7 +233,7 @@ async def test_a_policy_that_raises_ends_the_cache_and_reaches_the_user() -> Non
 async def test_a_failure_in_the_background_comes_with_the_users_error_if_it_was_first() -> None:
     with pytest.RaisesGroup(Weird):
         async with opened(8) as cache:
-            cache._fail(Weird())
+            cache._calls.fail(Weird())
             await settled()
             raise UsersError
 

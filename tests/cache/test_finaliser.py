@@ -201,7 +201,7 @@ async def test_every_table_is_empty_after_two_thousand_leases_half_of_them_cance
         assert not cache._pressure.admission
         assert not cache._gates.standing
         assert not cache._gates.num_walkers
-        assert not cache._dropped
+        assert not cache._calls._dropped
         assert cache.stats().protected == 0
         assert idle_sum(cache) == 64
         await cache.flush()

@@ -114,7 +114,7 @@ async def tired() -> AsyncIterator[Scene]:
     allocator = SlotAllocator(NUM_SLOTS)
     async with opened(allocator=allocator) as cache:
         await filled(cache, key(range(4)))
-        cache._run_length = 10**6
+        cache._calls._run_length = 10**6
         yield Scene(cache, allocator)
 
 

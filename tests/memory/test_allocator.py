@@ -13,6 +13,7 @@ import torch
 
 from aradix.errors import ConfigError, DoubleFreeError, InvariantError, UsageError
 from aradix.memory.allocator import SlotAllocator
+from aradix.memory.page_table import RETIRING
 from stress.device import VirtualDevice
 from tests.memory.bench import assert_sizes, sizes, taken
 
@@ -432,7 +433,7 @@ def test_the_audit_sees_a_page_in_two_places_and_a_page_in_none() -> None:
 def test_the_audit_sees_a_claimed_page_that_nobody_sends_to_limbo() -> None:
     allocator = SlotAllocator(8)
     slots = taken(allocator, 4)
-    allocator._table.claim(slots[:2].numpy())
+    allocator._table.claim(slots[:2].numpy(), RETIRING)
     with pytest.raises(InvariantError, match=r"2 pages .* never reached limbo"):
         allocator.check()
 

@@ -8,9 +8,13 @@ import pytest
 
 __all__ = ["NothingSkipped"]
 
+MAY_SKIP = {"gpu", "sglang"}
+
 
 class NothingSkipped:
-    """Fails the session where the traces are missing, or where a test was skipped for want of anything but a GPU.
+    """Fails the session where the traces are missing, or where a test was skipped that need not be.
+
+    What may be skipped is marked: `gpu` needs a GPU, `sglang` a release of SGLang, whose requirements contradict ours.
 
     Args:
         shared: the folder of traces, which must be there.
@@ -29,7 +33,7 @@ class NothingSkipped:
             self._skipped.append(report.nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.skipped and "gpu" not in report.keywords:
+        if report.skipped and not MAY_SKIP & set(report.keywords):
             self._skipped.append(report.nodeid)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -38,4 +42,6 @@ class NothingSkipped:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         for nodeid in self._skipped:
-            terminalreporter.write_line(f"skipped in CI, which only tests marked gpu may be: {nodeid}", red=True)
+            terminalreporter.write_line(
+                f"skipped in CI, which only tests marked {' or '.join(sorted(MAY_SKIP))} may be: {nodeid}", red=True
+            )

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 __all__ = ["FLOORS", "FOREIGN", "import_violations", "imported_modules", "shape_violations", "wait_violations"]
 
 FLOORS = {
+    "_native": 0,  # compiled: what stands on any floor may have a faster twin there
     "errors": 0,
     "keys": 0,
     "params": 0,
@@ -40,10 +41,13 @@ FOREIGN: dict[str, set[str]] = {
     "policies": {"torch", *_EVENT_LOOPS},
     "tree": {"torch", *_EVENT_LOOPS},
     "memory": _EVENT_LOOPS,
+    # A store waits for disks and networks; the cache above it must not see how.
+    "memory/storage": _EVENT_LOOPS - {"anyio"},
 }
-"""Distributions that a part of the package must not import."""
+"""Distributions that a part of the package must not import; a folder inside one may have a row of its own."""
 
 NEVER_WAIT = {"errors", "keys", "params", "events", "policies", "tree", "memory"}
+MAY_WAIT = {"memory/storage"}
 BANNED_STEMS = {"util", "utils"}
 MAX_LINES = 500
 COUNTED_SUFFIXES = {".py", ".pyi", ".c", ".cc", ".cpp", ".h", ".hpp"}
@@ -106,6 +110,12 @@ def _unit(path: str) -> str:
     return "" if parts == ("__init__.py",) else PurePosixPath(parts[0]).stem
 
 
+def _part(path: str) -> str:
+    """The row of `FOREIGN` that a file falls under: its folder inside a unit where that has one, else its unit."""
+    folder = "/".join(PurePosixPath(path).parts[1:3])
+    return folder if folder in FOREIGN else _unit(path)
+
+
 def import_violations(source: str, path: str) -> list[str]:
     """What the imports of one file under `aradix/` break, each as `path:line: what`."""
     unit = _unit(path)
@@ -115,8 +125,8 @@ def import_violations(source: str, path: str) -> list[str]:
     found = []
     for line, name in imported_modules(source, path):
         parts = name.split(".")
-        if parts[0] in FOREIGN.get(unit, set()):
-            found.append(f"{path}:{line}: {unit} must not import {parts[0]}")
+        if parts[0] in FOREIGN.get(_part(path), set()):
+            found.append(f"{path}:{line}: {_part(path)} must not import {parts[0]}")
         if parts[0] != "aradix":
             continue
         target = parts[1] if len(parts) > 1 else ""
@@ -132,8 +142,8 @@ def import_violations(source: str, path: str) -> list[str]:
 
 
 def wait_violations(source: str, path: str) -> list[str]:
-    """Where a file of the synchronous floors defines or uses a coroutine."""
-    if _unit(path) not in NEVER_WAIT:
+    """Where a file of the synchronous floors, stores aside, defines or uses a coroutine."""
+    if _unit(path) not in NEVER_WAIT or _part(path) in MAY_WAIT:
         return []
     waiting = (ast.AsyncFunctionDef, ast.Await, ast.AsyncFor, ast.AsyncWith)
     return [

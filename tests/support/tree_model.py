@@ -254,10 +254,7 @@ class ModelTree:
         freed: list[int] = []
         while len(freed) < num_tokens:
             leaves = [
-                (space, place)
-                for space in self.live.values()
-                for place in space.pages
-                if not space.children(place) and not space.lock(place)
+                (space, place) for space in self.live.values() for place in space.pages if self.is_leaf(space, place)
             ]
             if not leaves:
                 break
@@ -266,6 +263,9 @@ class ModelTree:
             assert len(set(ranks)) == len(ranks), "the oracle must not depend on how ties go"
             freed += self._remove(*leaves[0])
         return freed
+
+    def is_leaf(self, space: Space, place: Place) -> bool:
+        return not space.children(place) and not space.lock(place)
 
     def _remove(self, space: Space, place: Place) -> list[int]:
         freed: list[int] = []

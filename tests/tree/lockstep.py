@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from aradix.events import AllBlocksCleared, BlockRemoved, BlockStored
+from aradix.events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
 from aradix.keys import Namespace, RadixKey
 from aradix.params import NodeRef
 from aradix.tree import cpp_core_error
@@ -43,8 +43,9 @@ def page_hash(previous: bytes, items: Sequence[Any]) -> bytes:
 class EventMirror:
     """What a reader of the events knows: the blocks that are there, and the block before each."""
 
-    def __init__(self, page_size: int, item_bytes: int) -> None:
+    def __init__(self, page_size: int, item_bytes: int, medium: str = "GPU") -> None:
         self.page_size = page_size
+        self.medium = medium
         self.bigrams = item_bytes == 8
         self.parents: dict[bytes, bytes | None] = {}
 
@@ -55,7 +56,7 @@ class EventMirror:
                     self._stored(event)
                 case BlockRemoved():
                     assert event.block_hashes
-                    assert event.medium == "GPU"
+                    assert event.medium == self.medium
                     for block in event.block_hashes:
                         del self.parents[block]
                 case AllBlocksCleared():
@@ -65,7 +66,7 @@ class EventMirror:
 
     def _stored(self, event: BlockStored) -> None:
         assert event.block_size == self.page_size
-        assert event.medium == "GPU"
+        assert event.medium == self.medium
         assert event.parent_block_hash is None or event.parent_block_hash in self.parents
         ids = event.token_ids
         items: Sequence[Any] = list(pairwise(ids)) if self.bigrams else ids
@@ -108,6 +109,7 @@ class Lockstep:
         evict_unit: `"page"` or `"node"`.
         record_events: whether a mirror reads the events.
         core_policy: given to the core in place of `policy`; it must rank as `policy` does, until it fails.
+        more: settings of the core, which `make_model` knows of.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class Lockstep:
         evict_unit: str = "page",
         record_events: bool = True,
         core_policy: Any = None,
+        **more: Any,
     ) -> None:
         self.core = factory(
             page_size=page_size,
@@ -127,8 +130,9 @@ class Lockstep:
             policy=core_policy or policy,
             evict_unit=evict_unit,
             record_events=record_events,
+            **more,
         )
-        self.model = ModelTree(page_size, policy, evict_unit)
+        self.model = self.make_model(page_size, policy, evict_unit)
         self.mirror = EventMirror(page_size, item_bytes) if record_events else None
         self.page_size = page_size
         self.bigrams = item_bytes == 8
@@ -139,6 +143,9 @@ class Lockstep:
         self.known: list[Known] = []
         self.num_slots = 0
         self.sequence = 0
+
+    def make_model(self, page_size: int, policy: str, evict_unit: str) -> ModelTree:
+        return ModelTree(page_size, policy, evict_unit)
 
     # ---- keys and slots ----
 
@@ -232,6 +239,7 @@ class Lockstep:
         slots = self.fresh(len(self.items(tokens)) - len(held.place))
         ready, model_ready = self.ready(stream)
         done = self.core.extend(held.node_id, key, slots.copy(), priority=priority, ready=ready)
+        assert done is not None
         if gate is not None:
             items = items[: held.space.gates[gate].start]
             assert len(items) >= len(held.place)
@@ -253,7 +261,8 @@ class Lockstep:
         known = self._pick(self.known, which)
         if known is None:
             return
-        place: Place | None = next((p for p in known.space.pages if known.space.slots(p) == known.slots), None)
+        pages = known.space.pages
+        place: Place | None = next((p for p in pages if pages[p].slots and known.space.slots(p) == known.slots), None)
         try:
             detached = self.core.is_detached(known.ref.node_id)
             if not detached:
@@ -316,7 +325,7 @@ class Lockstep:
         expected = self.model.detach(namespaces)
         self._expect(done.freed, expected, streams)
         assert done.num_freed == len(expected)
-        assert done.num_held == self.page_size * sum(len(space.pages) for space in spaces)
+        assert done.num_held == sum(len(page.slots) for space in spaces for page in space.pages.values())
         self.check()
 
     def close_gate(self, tokens: Sequence[int], namespace: Namespace) -> None:
@@ -412,19 +421,20 @@ class Lockstep:
     def _streams(spaces: list[Space]) -> dict[int, set[Any]]:
         return {slot: set(page.streams) for space in spaces for page in space.pages.values() for slot in page.slots}
 
-    @staticmethod
-    def _expect(got: list[Freed], expected: list[int], streams: dict[int, set[Any]]) -> None:
+    def _expect(self, got: list[Freed], expected: list[int], streams: dict[int, set[Any]]) -> None:
         slots = [slot for freed in got for slot in freed.slots.tolist()]
         assert sorted(slots) == sorted(expected)
         for freed in got:
             for slot in freed.slots.tolist():
                 assert freed.streams >= streams.get(slot, set())
 
+    def _pins(self) -> Counter[int]:
+        return Counter(held.node_id for held in [*self.held, *self.gates])
+
     def check(self) -> None:
         """Everything that can be seen from outside is as in the model."""
         core, model = self.core, self.model
-        pins = Counter(held.node_id for held in [*self.held, *self.gates])
-        audit = audit_tree(core, pins)
+        audit = audit_tree(core, self._pins())
         assert audit.problems == []
         assert core.failure is None or self.may_fail
         assert core.merges == (self.merges and core.failure is None)
@@ -444,8 +454,7 @@ class Lockstep:
             assert core.lock_ref(held.node_id) == held.space.lock(held.place)
             assert core.is_detached(held.node_id) == held.space.detached
         if self.mirror is not None:
-            self.mirror.read(core.take_events())
-            assert self.mirror.parents == self._expected_blocks()
+            self.check_events(core.take_events())
 
     def _check_nodes(self) -> None:
         """Nodes begin and end exactly where the rules say."""
@@ -460,12 +469,18 @@ class Lockstep:
         assert ends == {name: space.ends(self.model.state) for name, space in self.model.live.items()}
         assert self.core.num_nodes == sum(map(len, ends.values()))
 
-    def _expected_blocks(self) -> dict[bytes, bytes | None]:
+    def check_events(self, events: list[KVCacheEvent]) -> None:
+        assert self.mirror is not None
+        self.mirror.read(events)
+        assert self.mirror.parents == self.expected_blocks(lambda space, place: True)
+
+    def expected_blocks(self, is_there: Callable[[Space, Place], bool]) -> dict[bytes, bytes | None]:
         blocks: dict[bytes, bytes | None] = {}
         for namespace, space in self.model.live.items():
             hashes: dict[Place, bytes] = {}
             for place in sorted(space.pages, key=len):
                 before = hashes.get(place[: -self.page_size])
                 hashes[place] = page_hash(before or namespace.digest(), place[-self.page_size :])
-                blocks[hashes[place]] = before
+                if is_there(space, place):
+                    blocks[hashes[place]] = before
         return blocks

@@ -63,14 +63,15 @@ class BothCores(RuleBasedStateMachine):
     page_size: int
     evict_unit: str
 
-    @initialize(bigrams=st.booleans(), record_events=st.booleans())
-    def make(self, bigrams: bool, record_events: bool) -> None:
+    @initialize(bigrams=st.booleans(), record_events=st.booleans(), merge=st.booleans())
+    def make(self, bigrams: bool, record_events: bool, merge: bool) -> None:
         self.twins = Twins(
             type(self).policy,
             page_size=self.page_size,
             bigrams=bigrams,
             evict_unit=self.evict_unit,
             record_events=record_events,
+            merge=merge,
         )
 
     @rule(
@@ -92,11 +93,20 @@ class BothCores(RuleBasedStateMachine):
         paged=st.booleans(),
         streams=STREAMS,
         past=st.booleans(),
+        hits=st.sampled_from([(1, 0), (1, 1), (0, 0)]),
     )
     def insert(
-        self, pages: list[int], rest: int, space: Any, priority: int, paged: bool, streams: list[int], past: bool
+        self,
+        pages: list[int],
+        rest: int,
+        space: Any,
+        priority: int,
+        paged: bool,
+        streams: list[int],
+        past: bool,
+        hits: tuple[int, int],
     ) -> None:
-        self.twins.insert(self.twins.tokens(pages, rest), space, priority, paged, streams, past)
+        self.twins.insert(self.twins.tokens(pages, rest), space, priority, paged, streams, past, hits)
 
     @rule(which=WHICH, more=PAGES, priority=st.integers(-2, 2), paged=st.booleans(), streams=STREAMS)
     def extend(self, which: int, more: list[int], priority: int, paged: bool, streams: list[int]) -> None:

@@ -105,7 +105,9 @@ def test_a_step_on_one_branch_costs_the_same_however_many_there_are(core_factory
 
         def steps(core: TreeCore = core) -> None:
             pin = core.match(RadixKey([7, 1, 2]), pin=True).node_id
-            pin = core.extend(pin, RadixKey([7, 1, 2, 3]), np.arange(1)).node_id
+            done = core.extend(pin, RadixKey([7, 1, 2, 3]), np.arange(1))
+            assert done is not None
+            pin = done.node_id
             core.record_hit(pin)
             core.unpin(pin)
             core.peek(RadixKey([8]))

@@ -211,7 +211,7 @@ def test_hashes_of_pages_of_every_length(size: int) -> None:
 
 @pytest.mark.parametrize("portably", [True, False])
 def test_sha256_is_what_hashlib_says(portably: bool) -> None:
-    from aradix.tree.cpp_radix_tree._core import sha256
+    from aradix._native import sha256
 
     data = np.random.default_rng(1).bytes(400)
     for size in range(len(data)):

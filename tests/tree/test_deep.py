@@ -92,7 +92,9 @@ def test_decoding_token_by_token_on_a_lease_stays_one_node(core_factory: CoreFac
     pin = core.match(RadixKey([]), pin=True).node_id
     key = RadixKey(range(2_000))
     for end in range(1, 2_001):
-        pin = core.extend(pin, key[:end], np.arange(end - 1, end)).node_id
+        done = core.extend(pin, key[:end], np.arange(end - 1, end))
+        assert done is not None
+        pin = done.node_id
         assert core.num_nodes == 1
     hashes = [block for event in core.take_events() for block in event.block_hashes]  # type: ignore[union-attr]
     assert hashes == key.hash_chain(1)

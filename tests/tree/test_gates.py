@@ -69,6 +69,7 @@ def test_growing_stops_at_a_gate_and_the_rest_stays_the_callers(core_factory: Co
     core.match(RadixKey([1, 2]))
     gate = core.close_gate(RadixKey([1, 2, 3, 4]))
     done = core.extend(pin, RadixKey([1, 2, 3, 4, 5]), np.arange(10, 14))
+    assert done is not None
     assert (done.prefix_len, done.end, done.existing.tolist()) == (2, 2, [1])
     assert core.peek(RadixKey([1, 2, 3, 4, 5])) == 4
     assert clean(core, done.node_id, gate.node_id)

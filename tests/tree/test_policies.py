@@ -225,7 +225,7 @@ def test_a_name_makes_a_new_policy_and_an_object_is_itself() -> None:
 WITHOUT_THE_COMPILED_CORE = """
 import sys
 
-sys.modules["aradix.tree.cpp_radix_tree._core"] = None
+sys.modules["aradix._native"] = None
 from aradix.errors import ConfigError
 from aradix.tree import core_name, cpp_core_error, make_core
 
@@ -250,7 +250,7 @@ from importlib.abc import MetaPathFinder
 
 class Broken(MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name == "aradix.tree.cpp_radix_tree._core":
+        if name == "aradix._native":
             raise ImportError("undefined symbol")
 
 sys.meta_path.insert(0, Broken())

@@ -151,7 +151,9 @@ def test_nowhere_can_be_pinned_and_holds_nothing(core_factory: CoreFactory) -> N
     assert core.unpin(pin) == []
     held = core.match(RadixKey([1, 2, 3]), pin=True)
     assert held.last == NOWHERE
-    assert core.extend(held.node_id, RadixKey([1, 2, 3]), np.arange(3)).last == NOWHERE
+    done = core.extend(held.node_id, RadixKey([1, 2, 3]), np.arange(3))
+    assert done is not None
+    assert done.last == NOWHERE
     assert insert(core, [1, 2]).last == NOWHERE
     core.unpin(held.node_id)
     assert core.num_namespaces == 0

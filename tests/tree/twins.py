@@ -17,7 +17,7 @@ from aradix.tree.protocol import NOWHERE, Closed, Inserted, Match, Ready, Slots
 
 __all__ = ["NAMESPACES", "Pinned", "Twins", "plain"]
 
-NAMESPACES = (Namespace(), Namespace(lora="a"), Namespace(salt="a"))
+NAMESPACES = (Namespace(), Namespace(lora="a", tenant="a"), Namespace(salt="a", tenant="b"))
 COUNTERS = (
     "evictable_tokens",
     "protected_tokens",
@@ -61,6 +61,8 @@ class Twins:
         bigrams: whether keys are bigrams.
         evict_unit: `"page"` or `"node"`.
         record_events: whether events are compared.
+        shares: of tenants.
+        merge: whether neighbours that became equal are one node.
     """
 
     def __init__(
@@ -71,6 +73,8 @@ class Twins:
         bigrams: bool = False,
         evict_unit: str = "page",
         record_events: bool = True,
+        shares: Sequence[tuple[str | int | None, int]] = (),
+        merge: bool = True,
     ) -> None:
         self.cores = [
             make_core(
@@ -80,6 +84,8 @@ class Twins:
                 item_bytes=8 if bigrams else 4,
                 evict_unit=evict_unit,
                 record_events=record_events,
+                shares=shares,
+                merge=merge,
             )
             for name in ("python", "cpp")
         ]
@@ -137,6 +143,7 @@ class Twins:
         first, second = self.cores
         for name in COUNTERS:
             assert getattr(first, name) == getattr(second, name), name
+        assert plain(first.shares()) == plain(second.shares())
         assert plain(first.take_events()) == plain(second.take_events())
         assert str(first.failure) == str(second.failure)
         for detached in (False, True):
@@ -159,29 +166,48 @@ class Twins:
             self.pins.append(Pinned(found.node_id, tokens[:num_ids], namespace))
 
     def insert(
-        self, tokens: list[int], namespace: Namespace, priority: int, paged: bool, streams: Sequence[int], past: bool
+        self,
+        tokens: list[int],
+        namespace: Namespace,
+        priority: int,
+        paged: bool,
+        streams: Sequence[int],
+        past: bool,
+        hits: tuple[int, int] = (1, 0),
     ) -> None:
         key = self.key(tokens, namespace)
         slots = self.slots(len(key), paged)
+        held_hits, new_hits = hits
         done: Inserted | int = self.step(
-            "insert", key, slots, priority=priority, ready=self.ready(streams), past_pending=past
+            "insert",
+            key,
+            slots,
+            priority=priority,
+            ready=self.ready(streams),
+            past_pending=past,
+            held_hits=held_hits,
+            new_hits=new_hits,
         )
         if not isinstance(done, int):
             self.places.append(done.last)
 
     def extend(self, which: int, more: Sequence[int], priority: int, paged: bool, streams: Sequence[int]) -> None:
-        """Grow the tokens of a pin; as a lease does, which never does so after a flush."""
+        """Grow the tokens of a pin; as a lease does, also after a flush: nothing comes of it then."""
         if not self.pins:
             return
         pinned = self.pins[which % len(self.pins)]
-        if self.step("is_detached", pinned.node_id):
-            return
+        is_detached = self.step("is_detached", pinned.node_id)
         pages = self.tokens(more)
         tokens = [*pinned.tokens, *(pages[1:] if self.bigrams and pinned.tokens else pages)]
         key = self.key(tokens, pinned.namespace)
         depth = max(0, len(pinned.tokens) - self.bigrams)
         slots = self.slots(len(key) - depth, paged)
-        done: Inserted = self.step("extend", pinned.node_id, key, slots, priority=priority, ready=self.ready(streams))
+        done: Inserted | None = self.step(
+            "extend", pinned.node_id, key, slots, priority=priority, ready=self.ready(streams)
+        )
+        assert (done is None) == is_detached
+        if done is None:
+            return
         pinned.node_id = done.node_id
         pinned.tokens = tokens[: done.end + (self.bigrams and done.end > 0)]
         self.places.append(done.last)
@@ -210,6 +236,8 @@ class Twins:
         self.step("is_below", ref.node_id, self.places[other % len(self.places)].node_id)
         self.step("lock_ref", ref.node_id)
         self.step("is_detached", ref.node_id)
+        self.step("child_ids", ref.node_id)
+        self.step("view", ref.node_id)
 
     def close_gate(self, tokens: list[int], namespace: Namespace) -> None:
         closed: Closed = self.step("close_gate", self.key(tokens, namespace))

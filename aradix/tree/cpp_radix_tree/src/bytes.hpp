@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <new>
 #include <utility>
 
@@ -125,12 +126,12 @@ private:
     size_t capacity_ = 0;
 };
 
-// The first byte at which two runs differ, or `size`. memcmp finds the block, a loop the place in it.
+// The first byte at which two runs differ, or `size`. memcmp finds the block, of falling size, a loop the place in it.
 inline size_t first_difference(const uint8_t *first, const uint8_t *second, size_t size) {
-    constexpr size_t kBlock = 512;
     size_t at = 0;
-    while (at + kBlock <= size && std::memcmp(first + at, second + at, kBlock) == 0)
-        at += kBlock;
+    for (size_t block : {size_t{8192}, size_t{256}})
+        while (at + block <= size && std::memcmp(first + at, second + at, block) == 0)
+            at += block;
     while (at < size && first[at] == second[at])
         ++at;
     return at;

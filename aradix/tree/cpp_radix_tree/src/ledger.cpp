@@ -14,12 +14,13 @@ uint64_t secret() {
 
 }  // namespace
 
-Ledger::Ledger(const Settings &settings, Policy policy, int64_t protected_from, UserPolicy user)
+Ledger::Ledger(const Settings &settings, Policy policy, int64_t protected_from, UserPolicy user, nb::handle shares)
     : page_size_(settings.page_size), item_bytes_(settings.item_bytes),
       page_bytes_(settings.page_size * settings.item_bytes),
       item_shift_(std::countr_zero(settings.item_bytes)), whole_nodes_(settings.whole_nodes),
-      records_events_(settings.record_events),
-      ranking_(records_, nodes_, policy, protected_from, std::move(user), settings.item_bytes, !settings.whole_nodes),
+      records_events_(settings.record_events), has_priorities_(settings.has_priorities), shares_(records_, shares),
+      ranking_(records_, nodes_, shares_, policy, protected_from, std::move(user), settings.item_bytes,
+               settings.merge && !settings.whole_nodes),
       seed_(secret()) {}
 
 Ledger::Step::Step(Ledger &ledger) : ledger_(ledger) {
@@ -96,10 +97,12 @@ Handle Ledger::new_root(const nb::object &name_space) {
         const auto *data = reinterpret_cast<const uint8_t *>(digest.c_str());
         root->digest.assign(data, data + digest.size());
     }
+    uint32_t share = shares_.of(name_space);
     Handle handle = nodes_.make();
     Node &node = at(handle);
     node.id = ++last_id_;
     node.order = static_cast<uint64_t>(node.id);
+    node.share = share;
     node.root = std::move(root);
     ids_.insert(id_hash(node.id), handle);
     roots_[name_space] = handle;
@@ -116,6 +119,7 @@ Handle Ledger::new_leaf(Handle parent, const uint8_t *tokens, size_t size, const
     leaf.slots = SlotRun(slots, count_of(size), page_size_);
     leaf.depth = at(parent).depth + size;
     leaf.created = tick_ + 1;
+    leaf.share = at(parent).share;
     leaf.page_hash = page_hash(tokens);
     link(parent, handle);
     ids_.insert(id_hash(leaf.id), handle);
@@ -123,6 +127,7 @@ Handle Ledger::new_leaf(Handle parent, const uint8_t *tokens, size_t size, const
     ++version;
     evictable_tokens += num_tokens(leaf);
     ranking_.discard(parent);
+    shares_.add_cached(leaf.share, num_tokens(leaf));
     if (records_events_)
         record_stored(handle);
     return handle;
@@ -143,6 +148,7 @@ Handle Ledger::split(Handle tail_handle, size_t size) {
     head.created = tail.created;
     head.hit_count = tail.hit_count;
     head.priority = tail.priority;
+    head.share = tail.share;
     head.ready = tail.ready;
     head.streams = tail.streams;
     if (!tail.hashes.empty()) {
@@ -155,6 +161,10 @@ Handle Ledger::split(Handle tail_handle, size_t size) {
     link(handle, tail_handle);
     ids_.insert(id_hash(head.id), handle);
     num_nodes += !head.detached;
+    if (tail.timed) {
+        head.timed = true;
+        timed_.put(handle, Timed(timed_.of(tail_handle)), head.order);
+    }
     refile(tail_handle);  // it is smaller now, which a policy may look at
     return handle;
 }
@@ -224,6 +234,8 @@ void Ledger::forget(Handle handle) {
 void Ledger::remove_leaf(Handle leaf, bool merge) {
     ranking_.discard(leaf);
     evictable_tokens -= num_tokens(at(leaf));
+    shares_.add_cached(at(leaf).share, -num_tokens(at(leaf)));
+    untime(leaf);
     --num_nodes;
     Handle parent = at(leaf).parent;
     unlink(leaf);
@@ -236,13 +248,12 @@ void Ledger::remove_leaf(Handle leaf, bool merge) {
         try_merge(parent);
 }
 
-nb::object Ledger::trim(Handle handle, int64_t count) {
+void Ledger::trim(Handle handle, int64_t count) {
     Node &leaf = at(handle);
     int64_t keep = num_tokens(leaf) - count;
     record_removed(leaf, static_cast<size_t>(keep) / page_size_);
     ranking_.discard(handle);
     ids_.erase(id_hash(leaf.id), handle);
-    nb::object slots = slots_copy(leaf, keep);
     size_t size = static_cast<size_t>(count) * item_bytes_;
     leaf.slots.drop_back(static_cast<size_t>(count), page_size_);
     leaf.tokens.drop_back(size);
@@ -252,8 +263,8 @@ nb::object Ledger::trim(Handle handle, int64_t count) {
         leaf.hashes.resize(leaf.tokens.size() / page_bytes_);
     ids_.insert(id_hash(leaf.id), handle);
     evictable_tokens -= count;
+    shares_.add_cached(leaf.share, -count);
     refile(handle);
-    return slots;
 }
 
 void Ledger::prune(Handle handle) {
@@ -284,6 +295,7 @@ void Ledger::drop_detached(Handle handle, nb::list &freed) {
     } else {
         unlink(handle);
         detached_tokens -= num_tokens(node);
+        shares_.add_cached(node.share, -num_tokens(node));
         append_to(freed, freed_record(slots_copy(node, 0), node.streams));
     }
     forget(handle);
@@ -369,8 +381,9 @@ bool Ledger::try_merge(Handle parent_handle) {
     Node &parent = at(parent_handle), &child = at(handle);
     if (parent.lock_ref != child.lock_ref || parent.gate != kOpen || child.gate != kOpen)
         return false;
-    if (!ranking_.same_state(parent_handle, handle))
+    if (!same_time(parent_handle, handle) || !ranking_.same_state(parent_handle, handle))
         return false;
+    untime(parent_handle);
     nb::object ready = records_.newest_ready(parent.ready, child.ready);
     nb::object streams = joined_streams(parent.streams, child.streams);
     ranking_.discard(handle);
@@ -409,7 +422,8 @@ nb::object Ledger::slots_copy(const Node &node, int64_t first) const {
 }
 
 nb::object Ledger::freed_record(const nb::object &slots, const nb::object &streams) const {
-    return records_.make(records_.freed, slots, streams.is_valid() ? streams : records_.no_streams);
+    return records_.make(records_.freed, slots, streams.is_valid() ? streams : records_.no_streams,
+                         records_.no_slots);
 }
 
 void Ledger::record_stored(Handle handle) {

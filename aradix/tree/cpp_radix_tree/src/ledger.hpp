@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "ranking.hpp"
+#include "timed.hpp"
 
 namespace aradix {
 
@@ -28,11 +29,13 @@ struct Settings {
     size_t item_bytes;
     bool whole_nodes;
     bool record_events;
+    bool has_priorities;
+    bool merge;
 };
 
 class Ledger {
 public:
-    Ledger(const Settings &settings, Policy policy, int64_t protected_from, UserPolicy user);
+    Ledger(const Settings &settings, Policy policy, int64_t protected_from, UserPolicy user, nb::handle shares);
     Ledger(const Ledger &) = delete;
     Ledger &operator=(const Ledger &) = delete;
 
@@ -43,6 +46,7 @@ public:
     int64_t num_nodes = 0;
     size_t num_namespaces() const { return static_cast<size_t>(PyDict_GET_SIZE(roots_.ptr())); }
     size_t page_size() const { return page_size_; }
+    int64_t tick() const { return tick_; }
     const Ranking &ranking() const { return ranking_; }
 
     nb::object take_events();
@@ -80,6 +84,7 @@ protected:
     // Every node at or below one, a parent before its children, in order.
     void preorder(Handle top, std::vector<Handle> &found) const;
     std::vector<Handle> root_list(bool detached) const;
+    Handle first_root() const { return live_roots_.first; }
 
     // ---- making and unmaking nodes ----
 
@@ -88,7 +93,7 @@ protected:
     // Cut the first `size` bytes of a node off into a new parent, which is returned.
     Handle split(Handle tail, size_t size);
     void remove_leaf(Handle leaf, bool merge);
-    nb::object trim(Handle leaf, int64_t count);
+    void trim(Handle leaf, int64_t count);
     void prune(Handle root);
     void remove_root(Handle root, bool keep);
     void unlink(Handle child);
@@ -107,6 +112,20 @@ protected:
     Handle merge_path(Handle bottom);
     bool try_merge(Handle parent);
 
+    // ---- priorities ----
+
+    // An insert of this priority went through a node.
+    void raise_priority(Handle handle, int64_t priority) {
+        Node &node = at(handle);
+        int64_t &raised = node.timed ? timed_.of(handle).after : node.priority;
+        if (raised < priority)
+            raised = priority;
+    }
+    // Give a node a priority of its own until a time, or for good at 0.
+    void set_priority(Handle handle, int64_t priority, int64_t expires);
+    void untime(Handle handle);
+    bool same_time(Handle first, Handle second) const;
+
     // ---- slots and events ----
 
     nb::object slots_copy(const Node &node, int64_t first) const;
@@ -115,13 +134,16 @@ protected:
     void record_cleared();
     // From now on the collector has to look at the marks of nodes.
     void note_marks(const nb::object &marks) { marked_ = marked_ || marks.is_valid(); }
+    bool has_marks() const { return marked_; }
 
     Records records_;
     size_t page_size_, item_bytes_, page_bytes_;
     int item_shift_;
-    bool whole_nodes_, records_events_;
+    bool whole_nodes_, records_events_, has_priorities_;
     Arena<Node> nodes_;
+    Shares shares_;
     Ranking ranking_;
+    TimedPriorities timed_;
 
 private:
     uint64_t page_hash(const uint8_t *page) const { return hash_page(page, page_bytes_, seed_); }

@@ -10,24 +10,14 @@ nb::object Ledger::take_events() {
     nb::list taken;
     for (const Event &event : events) {
         if (const auto *stored = std::get_if<Stored>(&event)) {
-            nb::list ids;
-            size_t num_ids = stored->tokens.size() / sizeof(int32_t), step_ids = item_bytes_ / sizeof(int32_t);
-            int32_t id = 0;
-            for (size_t index = 0; index < num_ids; index += step_ids) {
-                std::memcpy(&id, stored->tokens.data() + index * sizeof(int32_t), sizeof(int32_t));
-                append_to(ids, integer(id));
-            }
-            if (step_ids != 1) {  // of the last pair the second token as well
-                std::memcpy(&id, stored->tokens.data() + (num_ids - 1) * sizeof(int32_t), sizeof(int32_t));
-                append_to(ids, integer(id));
-            }
+            nb::object ids = event_tokens(stored->tokens, item_bytes_);
             nb::object parent = stored->parent.has_value()
                                     ? bytes_of(stored->parent->data(), stored->parent->size())
                                     : nb::none();
-            append_to(taken, records_.block_stored(digest_list(stored->hashes, 0), parent, ids,
+            append_to(taken, records_.block_stored(packed_digests(stored->hashes), parent, ids,
                                                    integer(static_cast<int64_t>(page_size_)), stored->name_space));
         } else if (const auto *removed = std::get_if<Removed>(&event)) {
-            append_to(taken, records_.block_removed(digest_list(removed->hashes, 0)));
+            append_to(taken, records_.block_removed(packed_digests(removed->hashes)));
         } else {
             append_to(taken, records_.all_blocks_cleared());
         }
@@ -40,6 +30,8 @@ int Ledger::traverse(visitproc visit, void *arg) {
     Py_VISIT(last_name_space_.ptr());
     Py_VISIT(on_event.ptr());
     if (int stop = ranking_.traverse(visit, arg))
+        return stop;
+    if (int stop = shares_.traverse(visit, arg))
         return stop;
     if (!marked_)
         return 0;
@@ -55,6 +47,7 @@ int Ledger::traverse(visitproc visit, void *arg) {
 void Ledger::clear() {
     busy_ = true;  // nothing may come in any more
     ranking_.clear();
+    shares_.clear();
     on_event.reset();
     nodes_.for_each([this](Handle handle) {
         nb::object ready = std::move(at(handle).ready);

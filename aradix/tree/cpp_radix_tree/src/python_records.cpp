@@ -38,6 +38,9 @@ Records::Records() {
     detached = protocol.attr("Detached");
     closed = protocol.attr("Closed");
     node_view = protocol.attr("NodeView");
+    share_view = protocol.attr("ShareView");
+    glance = protocol.attr("Glance");
+    on_device = interned("device");
     ready = protocol.attr("Ready");
     nowhere = protocol.attr("NOWHERE");
     node_ref = nb::borrow(nowhere.type());
@@ -51,7 +54,8 @@ Records::Records() {
     no_streams = checked(PyFrozenSet_New(nullptr));
     npy_intp none = 0;
     no_slots = checked(PyArray_SimpleNew(1, &none, NPY_INT64));
-    no_match = make(match, integer(0), integer(0), nowhere, integer(0), nothing);
+    no_match = make(match, integer(0), integer(0), nowhere, integer(0), nothing, integer(0), nowhere, integer(0));
+    no_latch = protocol.attr("Latch")(0);
     name_data = interned("data");
     name_start = interned("start");
     name_stop = interned("stop");
@@ -62,6 +66,7 @@ Records::Records() {
     name_rank = interned("rank");
     name_stream = interned("stream");
     name_sequence = interned("sequence");
+    name_tenant = interned("tenant");
 }
 
 nb::object Records::as_record(nb::handle type, nb::object plain) {
@@ -80,6 +85,23 @@ nb::object integer(int64_t value) { return checked(PyLong_FromLongLong(value)); 
 nb::object bytes_of(const uint8_t *data, size_t size) {
     return checked(
         PyBytes_FromStringAndSize(reinterpret_cast<const char *>(data), static_cast<Py_ssize_t>(size)));
+}
+
+nb::object packed_digests(const std::vector<Digest> &digests) {
+    static_assert(sizeof(Digest) == 32);
+    return bytes_of(reinterpret_cast<const uint8_t *>(digests.data()), digests.size() * sizeof(Digest));
+}
+
+nb::object event_tokens(const std::vector<uint8_t> &tokens, size_t item_bytes) {
+    if (item_bytes == sizeof(int32_t))
+        return bytes_of(tokens.data(), tokens.size());
+    // Of each pair the first token, of the last pair the second as well.
+    std::vector<uint8_t> ids(tokens.size() / 2 + sizeof(int32_t));
+    size_t end = 0;
+    for (size_t begin = 0; begin < tokens.size(); begin += item_bytes, end += sizeof(int32_t))
+        std::memcpy(ids.data() + end, tokens.data() + begin, sizeof(int32_t));
+    std::memcpy(ids.data() + end, tokens.data() + tokens.size() - sizeof(int32_t), sizeof(int32_t));
+    return bytes_of(ids.data(), ids.size());
 }
 
 nb::object digest_list(const std::vector<Digest> &digests, size_t first) {
@@ -107,6 +129,7 @@ Key::Key(const Records &records, nb::handle key, size_t page_size, size_t page_b
     if (limit.has_value() && *limit < num_tokens)
         num_tokens = *limit < 0 ? 0 : *limit;
     tokens = reinterpret_cast<const uint8_t *>(PyBytes_AS_STRING(data.ptr())) + start;
+    size = static_cast<size_t>(end - start);
     stop = static_cast<size_t>(num_tokens) / page_size * page_bytes;
     if (stop > static_cast<size_t>(end - start))
         throw nb::value_error("the key has another item size than the tree");

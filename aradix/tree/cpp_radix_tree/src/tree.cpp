@@ -1,9 +1,11 @@
 #include "tree.hpp"
 
 #include <algorithm>
+#include <stdexcept>
 
 namespace aradix {
 namespace {
+
 
 void check_count(const Slots &slots, size_t needed) {
     if (slots.size < needed)
@@ -26,15 +28,16 @@ nb::object Tree::match(nb::handle key_object, std::optional<int64_t> limit, bool
     Place place = enter(key, root, past_pending);
     if (place.gate != 0)
         return records_.make(records_.match, integer(0), integer(0), records_.nowhere, integer(place.gate),
-                             records_.nothing);
+                             records_.nothing, integer(0), records_.nowhere, integer(0));
     Handle node = arrive(place);
     if (pin)
         lock(node);
     nb::object ready = touch(node);
     int64_t matched = items(at(node).depth);
     int64_t node_id = at(merge_path(node)).id;
-    return records_.make(records_.match, integer(matched), integer(node_id), records_.ref(node_id, matched), integer(0),
-                         ready_or_nothing(ready));
+    nb::object last = records_.ref(node_id, matched);
+    return records_.make(records_.match, integer(matched), integer(node_id), last, integer(0), ready_or_nothing(ready),
+                         integer(0), last, integer(0));
 }
 
 int64_t Tree::peek(nb::handle key_object) {
@@ -77,7 +80,7 @@ Tree::Place Tree::descend(const Key &key, Handle from, int stopped_by) {
 // ---- growing ----
 
 nb::object Tree::insert(nb::handle key_object, nb::handle slots_object, nb::handle priority_object,
-                        nb::handle ready_object, bool past_pending) {
+                        nb::handle ready_object, bool past_pending, int64_t held_hits, int64_t new_hits) {
     Step step(*this);
     Key key = read_key(key_object);
     Slots slots(slots_object);
@@ -90,7 +93,7 @@ nb::object Tree::insert(nb::handle key_object, nb::handle slots_object, nb::hand
     Place place = enter(key, root, past_pending);
     if (place.gate != 0)
         return integer(place.gate);
-    Grown grown = grow(root, key, slots, key.stop, place, priority, ready);
+    Grown grown = grow(root, key, slots, key.stop, place, priority, ready, held_hits, new_hits);
     int64_t node_id = at(merge_path(grown.node)).id;
     prune(root);
     int64_t end = items(grown.end);
@@ -102,6 +105,8 @@ nb::object Tree::extend(int64_t node_id, nb::handle key_object, nb::handle slots
                         nb::handle ready_object) {
     Step step(*this);
     Handle origin = node_named(node_id);
+    if (at(origin).detached)
+        return nb::none();
     Key key = read_key(key_object);
     Slots slots(slots_object);
     int64_t priority = saturated(priority_object);
@@ -125,11 +130,11 @@ nb::object Tree::extend(int64_t node_id, nb::handle key_object, nb::handle slots
 
 // Add what is missing of a key below where its walk from `origin` ended.
 Tree::Grown Tree::grow(Handle origin, const Key &key, const Slots &slots, size_t stop, const Place &place,
-                       int64_t priority, const nb::object &ready) {
+                       int64_t priority, const nb::object &ready, int64_t held_hits, int64_t new_hits) {
     Handle node = arrive(place);
     Grown grown{node, at(node).depth, at(node).depth, nb::object(), nb::object()};
     for (Handle walked = node; walked != origin; walked = at(walked).parent) {
-        ++at(walked).hit_count;
+        at(walked).hit_count += held_hits;
         grown.ready = records_.newest_ready(grown.ready, at(walked).ready);
     }
     size_t start = at(origin).depth;
@@ -142,10 +147,11 @@ Tree::Grown Tree::grow(Handle origin, const Key &key, const Slots &slots, size_t
         Node &leaf = at(grown.node);
         leaf.ready = ready;
         leaf.priority = priority;
+        leaf.hit_count = new_hits;
         note_marks(ready);
     }
     for (; above != kNone; above = at(above).parent)
-        at(above).priority = std::max(at(above).priority, priority);
+        raise_priority(above, priority);
     touch(grown.node);
     return grown;
 }
@@ -201,7 +207,10 @@ Tree::At Tree::node_at(nb::handle ref) {
 
 void Tree::record_hit(int64_t node_id) {
     Step step(*this);
-    Handle bottom = node_named(node_id);
+    count_hit(node_named(node_id));
+}
+
+void Tree::count_hit(Handle bottom) {
     for (Handle handle = bottom; handle != kNone; handle = at(handle).parent)
         ++at(handle).hit_count;
     if (!at(bottom).detached) {
@@ -220,32 +229,6 @@ void Tree::mark_streams(int64_t node_id, nb::handle streams_object) {
 }
 
 // ---- shrinking ----
-
-nb::object Tree::evict(nb::handle num_tokens_object) {
-    Step step(*this);
-    int64_t count = saturated(num_tokens_object);
-    nb::list freed;
-    auto page_size = static_cast<int64_t>(page_size_);
-    while (count > 0) {
-        Handle handle = ranking_.least();
-        if (handle == kNone)
-            break;
-        Node &leaf = at(handle);
-        int64_t size = num_tokens(leaf);
-        int64_t wanted = (count - 1) / page_size < size / page_size ? ((count - 1) / page_size + 1) * page_size : size;
-        nb::object streams = leaf.streams;
-        if (whole_nodes_ || size <= wanted) {
-            count -= size;
-            append_to(freed, freed_record(slots_copy(leaf, 0), streams));
-            record_removed(leaf, 0);
-            remove_leaf(handle, true);
-        } else {
-            count -= wanted;
-            append_to(freed, freed_record(trim(handle, wanted), streams));
-        }
-    }
-    return freed;
-}
 
 nb::object Tree::detach(nb::handle name_space) {
     Step step(*this);
@@ -266,6 +249,7 @@ nb::object Tree::detach(nb::handle name_space) {
         } else {
             --num_nodes;
             ranking_.discard(handle);
+            untime(handle);
             if (!name_space.is_none())
                 record_removed(node, 0);
         }
@@ -277,6 +261,7 @@ nb::object Tree::detach(nb::handle name_space) {
         gone.push_back(handle);
         if (node.parent != kNone) {
             num_freed += num_tokens(node);
+            shares_.add_cached(node.share, -num_tokens(node));
             append_to(freed, freed_record(slots_copy(node, 0), node.streams));
         }
     }
@@ -372,6 +357,11 @@ nb::object Tree::slots_between(Handle node, size_t start, size_t stop) {
         return records_.no_slots;
     int64_t *out = nullptr;
     nb::object array = new_slots(count_of(stop - start), out);
+    copy_slots(node, start, stop, out);
+    return array;
+}
+
+void Tree::copy_slots(Handle node, size_t start, size_t stop, int64_t *out) {
     for (Handle handle = node; handle != kNone && at(handle).depth > start; handle = at(handle).parent) {
         const Node &part = at(handle);
         size_t from = std::max(start, part.begin()), to = std::min(stop, part.depth);
@@ -379,7 +369,6 @@ nb::object Tree::slots_between(Handle node, size_t start, size_t stop) {
             part.slots.copy_to(out + count_of(from - start), count_of(from - part.begin()),
                                count_of(to - from), page_size_);
     }
-    return array;
 }
 
 bool Tree::is_detached(int64_t node_id) {
@@ -400,6 +389,31 @@ bool Tree::is_below(int64_t node_id, int64_t ancestor_id) {
     return false;
 }
 
+nb::object Tree::namespaces() {
+    Step step(*this);
+    nb::list found;
+    for (Handle root : root_list(false))
+        append_to(found, at(root).root->name_space);
+    return found;
+}
+
+nb::object Tree::view(int64_t node_id) {
+    Step step(*this);
+    Handle handle = node_named(node_id), root = handle;
+    while (at(root).parent != kNone)
+        root = at(root).parent;
+    return shown(handle, at(root).root->name_space);
+}
+
+nb::object Tree::child_ids(int64_t node_id) {
+    Step step(*this);
+    nb::list ids;
+    Handle child = node_id == 0 ? first_root() : at(node_named(node_id)).first_child;
+    for (; child != kNone; child = at(child).next)
+        append_to(ids, integer(at(child).id));
+    return ids;
+}
+
 nb::object Tree::walk(bool detached) {
     Step step(*this);
     nb::list views;
@@ -408,12 +422,12 @@ nb::object Tree::walk(bool detached) {
         std::vector<Handle> found;
         preorder(root, found);
         for (Handle handle : found)
-            append_to(views, view(handle, name_space));
+            append_to(views, shown(handle, name_space));
     }
     return nb::iter(views);
 }
 
-nb::object Tree::view(Handle handle, const nb::object &name_space) {
+nb::object Tree::shown(Handle handle, const nb::object &name_space) {
     const Node &node = at(handle);
     return records_.make(
         records_.node_view, integer(node.id), integer(node.parent == kNone ? 0 : at(node.parent).id), name_space,
@@ -421,7 +435,9 @@ nb::object Tree::view(Handle handle, const nb::object &name_space) {
         slots_copy(node, 0), integer(node.lock_ref), records_.gates[node.gate], nb::bool_(node.detached),
         integer(node.hit_count), integer(node.priority), integer(node.last_access), integer(node.created),
         integer(node.num_children), nb::bool_(ranking_.is_filed(handle)), ranking_.state(handle),
-        records_events_ && node.parent != kNone ? digest_list(node.hashes, 0) : nb::none());
+        records_events_ && node.parent != kNone ? digest_list(node.hashes, 0) : nb::none(),
+        nb::none(), integer(0), records_.no_latch, nb::bool_(false),
+        node.timed ? nb::object(nb::make_tuple(timed_.of(handle).expires, timed_.of(handle).after)) : nb::none());
 }
 
 }  // namespace aradix

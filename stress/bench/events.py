@@ -1,0 +1,137 @@
+"""What recording KV events costs a turn of a chat, up to where a sink has them.
+
+The load is that of `chats.py`, at page sizes 1 and 16, on the compiled core: each turn stores 256 tokens, and evicts as
+many once the pool is full. Sides: no events; events with a sink that takes each turn's list and drops it; and events
+published, which adds the thread that cuts, encodes and sends (there is no reader). The loop comes round after each
+turn of a chat, so each has a delivery of its own.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Literal
+
+import anyio
+from anyio.lowlevel import checkpoint
+
+from aradix import CacheInitParams, RadixCache, RadixKey, SlotAllocator
+from aradix.observe import KVEventPublisher
+from aradix.tree import core_name
+from stress.bench.chats import NUM_SLOTS, Turn, chat_turns
+from stress.bench.pairs import median_ratio, quiet
+from stress.bench.plots import pyplot, save
+
+__all__ = ["ABOUT", "draw", "measure", "table"]
+
+ABOUT = "what recording and publishing KV events costs a turn"
+
+PAGE_SIZES = (1, 16)
+STRETCH = 100
+AT_MOST = 0.15
+
+Side = Literal["off", "sink", "published"]
+SIDES: tuple[Side, ...] = ("off", "sink", "published")
+
+
+class _Player:
+    """A cache of ours, open on the running loop, and its part of the load."""
+
+    def __init__(self, side: Side, page_size: int) -> None:
+        self._side = side
+        self.num_events = 0
+        self._cache = RadixCache(
+            CacheInitParams(
+                SlotAllocator(NUM_SLOTS, page_size),
+                page_size,
+                low_watermark=0,
+                high_watermark=0,
+                enable_kv_cache_events=side != "off",
+            )
+        )
+        self._publisher: KVEventPublisher | None = None
+
+    async def open(self, exits: AsyncExitStack) -> None:
+        await exits.enter_async_context(self._cache)
+        if self._side == "sink":
+            self._cache.add_event_sink(self._take)
+        elif self._side == "published":
+            self._publisher = KVEventPublisher(self._cache, "inproc://aradix-bench-events")
+            await exits.enter_async_context(self._publisher)
+
+    def _take(self, events: list[Any]) -> None:
+        self.num_events += len(events)
+
+    async def play(self, turns: list[Turn]) -> None:
+        cache = self._cache
+        for turn in turns:
+            tokens = turn.tokens
+            async with cache.lease(RadixKey(tokens[: turn.num_prompt])) as lease:
+                await lease.allocate(len(tokens) - lease.num_matched)
+                lease.commit(RadixKey(tokens))
+            await checkpoint()
+        if self._publisher is not None:
+            await self._publisher.sent()
+
+    def check(self) -> None:
+        self._cache.check()
+        if self._publisher is not None and self._publisher.num_dropped:
+            raise AssertionError(f"{self._publisher.num_dropped} turns were dropped")
+
+
+async def _play(turns: list[Turn], page_size: int) -> dict[str, list[float]]:
+    """The load once on every side, some turns of each side at a time: seconds of each such stretch."""
+    players = {side: _Player(side, page_size) for side in SIDES}
+    taken: dict[str, list[float]] = {side: [] for side in SIDES}
+    async with AsyncExitStack() as exits:
+        for player in players.values():
+            await player.open(exits)
+        for number, begin in enumerate(range(0, len(turns), STRETCH)):
+            for side in SIDES if number % 2 == 0 else SIDES[::-1]:
+                began = time.process_time()
+                await players[side].play(turns[begin : begin + STRETCH])
+                taken[side].append(time.process_time() - began)
+        for player in players.values():
+            player.check()
+    return taken
+
+
+def measure() -> dict[str, Any]:
+    """Microseconds of processor time a turn on each side, and what events add; takes some seconds."""
+    turns = chat_turns()
+    rows = []
+    with quiet():
+        for page_size in PAGE_SIZES:
+            runs = [anyio.run(_play, turns, page_size) for _ in range(3)]
+            taken = {side: [seconds for run in runs for seconds in run[side]] for side in SIDES}
+            row: dict[str, Any] = {"page_size": page_size}
+            for side in SIDES:
+                row[f"{side}_us"] = statistics.median(taken[side]) / STRETCH * 1e6
+                row[f"{side}_adds"] = median_ratio(taken[side], taken["off"]) - 1
+            rows.append(row)
+    return {"bench": "events", "core": core_name(), "turns": len(turns), "at_most": AT_MOST, "rows": rows}
+
+
+def table(found: dict[str, Any]) -> str:
+    """The figures as text."""
+    lines = [f"{'page':>4} {'off us':>8} {'sink us':>8} {'adds':>6} {'published us':>13} {'adds':>6}"]
+    lines += [
+        f"{row['page_size']:>4} {row['off_us']:>8.1f} {row['sink_us']:>8.1f} {row['sink_adds']:>6.1%} "
+        f"{row['published_us']:>13.1f} {row['published_adds']:>6.1%}"
+        for row in found["rows"]
+    ]
+    lines.append(f"{found['core']} core, processor time of all threads; a sink may add {found['at_most']:.0%} at most")
+    return "\n".join(lines)
+
+
+def draw(found: dict[str, Any], path: Path) -> None:
+    """Microseconds a turn on each side. Needs matplotlib."""
+    figure, axis = pyplot().subplots(figsize=(6, 2.6), layout="constrained")
+    labels = [f"page {row['page_size']}, {side}" for row in found["rows"] for side in SIDES]
+    bars = axis.barh(labels, [row[f"{side}_us"] for row in found["rows"] for side in SIDES])
+    axis.bar_label(bars, fmt="%.1f us", padding=4)
+    axis.invert_yaxis()
+    axis.margins(x=0.2)
+    save(figure, path)
