@@ -218,7 +218,7 @@ class _Run:
         found = self.book.violation
         if found is not None:
             return Failure(found.oracle, found.message)
-        if logged:
+        if logged and error is None:  # what is raised as well is judged as that
             return Failure("logged", logged[0])
         failure = judge(error, PLANNED if self.world.fault else ())
         if failure is not None:
