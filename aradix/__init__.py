@@ -3,6 +3,8 @@
 An async-safe radix tree over token ids whose nodes own KV slots. Start with `RadixCache` and `cache.lease(key)`.
 """
 
+import logging
+
 from aradix import errors, events, policies
 from aradix.cache.base_prefix_cache import BasePrefixCache
 from aradix.cache.chunk_cache import ChunkCache
@@ -56,3 +58,5 @@ __all__ = [
     "events",
     "policies",
 ]
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())

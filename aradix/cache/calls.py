@@ -5,6 +5,7 @@ Every public call begins here, so what is asked each time is one flag and the ru
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections import deque
 from collections.abc import Callable
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from aradix.cache.evictor import Background
 
 __all__ = ["LISTEN_FROM", "Calls", "closed_error"]
+
+_log = logging.getLogger("aradix.cache")
 
 _FAIR_RUN = 128
 """Calls in a row that may complete without letting other tasks run."""
@@ -159,6 +162,7 @@ class Calls:
 
     def refuse_work(self, why: str) -> None:
         """An audit failed: from now on every call raises."""
+        _log.error("an audit failed, the cache refuses further work: %s", why)
         self._broken = why
         self._look_again()
 
@@ -200,4 +204,5 @@ class Calls:
         if self._background_is_over:
             warnings.warn(f"after the cache was closed: {error!r}", ResourceWarning, stacklevel=2, source=self)
         elif self._background is not None:
+            _log.error("a failure ends the cache: %r", error)
             self._background.fail(error)

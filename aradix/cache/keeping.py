@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import logging
 import math
 from collections.abc import Callable
 
@@ -22,6 +23,8 @@ from aradix.params import FlushResult, TenantStats
 from aradix.tree.protocol import TreeCore
 
 __all__ = ["KeepingCalls"]
+
+_log = logging.getLogger("aradix.cache")
 
 
 class KeepingCalls(BasePrefixCache):
@@ -88,7 +91,9 @@ class KeepingCalls(BasePrefixCache):
         self._pressure.admission_unblocked()
         self._gates.serve_walkers()
         self._leases.changed()
-        return FlushResult(sum(part.num_freed for part in parts), sum(part.num_held for part in parts))
+        done = FlushResult(sum(part.num_freed for part in parts), sum(part.num_held for part in parts))
+        _log.info("flushed: %d tokens freed, %d held by leases", done.num_freed_tokens, done.num_held_tokens)
+        return done
 
     @staticmethod
     def _concerned(

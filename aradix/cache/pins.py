@@ -211,8 +211,8 @@ class Pins:
             self._bell = anyio.Event()
             with anyio.move_on_after(max(_SHORTEST_SLEEP, self._due[0][0] - self._clock())):
                 await self._bell.wait()
-            if self.expire():
-                self.changed()
+            self.expire()
+            self.changed()  # somebody else may have found them, and had no waiter in mind
         self.is_watched = False
 
     # ---- looking ----

@@ -12,6 +12,7 @@ waiter to give way.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -26,6 +27,8 @@ from aradix.memory.page_table import HELD
 from aradix.tree.protocol import Slots, TreeCore
 
 __all__ = ["Admissions", "Pressure", "SlotWaiter"]
+
+_log = logging.getLogger("aradix.cache")
 
 
 class SlotWaiter:
@@ -170,6 +173,8 @@ class Pressure:
         """Serve a growth at once, unless others wait for theirs."""
         if self.is_timed:
             self._cache.end_expired()
+            if self._again:  # others may have waited for just that
+                self._catch_up()
         if self._takes_short_ways and not self.growth and self.watch is None:
             taken = self._short_core.grow_hold(hold, self._table, num_tokens, HELD)
             if taken is not None:
@@ -226,6 +231,12 @@ class Pressure:
         waiter.hold.waiting = True
         waiter.began = self._clock()
         self.num_waits += 1
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug(
+                "%d tokens more wait for slots, for the lease of %d opened at %s",
+                waiter.num_tokens,
+                *_said(waiter.hold),
+            )
         self.changed()
         try:
             await waiter.event.wait()
@@ -387,6 +398,7 @@ class Pressure:
         if self.growth:
             victim = max(self.growth, key=lambda waiter: waiter.hold.order)
             self.num_retracts += 1
+            _log.info("everybody waits: the lease of %d tokens opened at %s gives way", *_said(victim.hold))
             self._leave(victim, self._retract_error(victim))
             return True
         for waiter in self.admission:
@@ -410,3 +422,8 @@ def too_large(num_tokens: int, pool: SlotPool) -> RequestTooLargeError:
         f"{num_tokens} tokens can never fit: the pool has {pool.capacity} usable slots in pages of "
         f"{pool.allocator.page_size}; split the request, or use a larger pool"
     )
+
+
+def _said(hold: Hold) -> tuple[int, str]:
+    """How a log line names a lease: never by its tokens."""
+    return hold.num_tokens, hold.where

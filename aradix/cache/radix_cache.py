@@ -13,6 +13,7 @@ alone.
 
 from __future__ import annotations
 
+import logging
 import sys
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -56,6 +57,8 @@ from aradix.tree import make_core
 from aradix.tree.protocol import NOWHERE, Slots
 
 __all__ = ["RadixCache"]
+
+_log = logging.getLogger("aradix.cache")
 
 _Params = TypeVar("_Params", MatchPrefixParams, InsertParams, EvictParams)
 
@@ -118,6 +121,8 @@ class RadixCache(KeepingCalls, EventCalls):
         await self._task_group.__aenter__()
         self._background.start(self._task_group)
         self._calls.open(self._home, self._background)
+        allocator = self._params.allocator
+        _log.info("opened: %d slots in pages of %d, %s core", allocator.num_slots, allocator.page_size, self._core.name)
         self._unsubscribe = self._params.allocator.subscribe(self._on_slots)
         return self
 
@@ -163,6 +168,7 @@ class RadixCache(KeepingCalls, EventCalls):
         self._leases.pins.end_all("closed")
         self._pool.give_back_all(self._core.detach().freed)
         self._event_sinks.close()
+        _log.info("closed, with %d leases held", len(self._holds))
         self._calls.note_policy_failure()
 
     async def _take_turn(self) -> None:
@@ -214,6 +220,8 @@ class RadixCache(KeepingCalls, EventCalls):
         num_freed = self._leases.evict_slots(num_slots, only_excess=True)
         if num_freed:
             self._leases.changed()
+        else:  # not of the low pool, which nothing can be done about
+            self._pressure.changed()
         return num_freed
 
     def _wants_slots(self) -> int:

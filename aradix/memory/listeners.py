@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 __all__ = ["Listeners"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("aradix.memory")
 
 
 class Listeners:

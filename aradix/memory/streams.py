@@ -16,7 +16,7 @@ from aradix.errors import UsageError
 
 __all__ = ["HostEvent", "HostStream", "InlineStream", "Marker"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("aradix.memory")
 
 _Step = Callable[[], object]
 

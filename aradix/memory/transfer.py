@@ -20,7 +20,7 @@ from aradix.memory.kv_pool import KVPool
 
 __all__ = ["Copy", "Transfer"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("aradix.memory")
 
 
 class Copy:

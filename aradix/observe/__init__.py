@@ -6,7 +6,6 @@ They are imported when they are first asked for, so one does not need what anoth
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
 __all__ = ["CacheMetrics", "KVEventPublisher", "inspector"]
 
 _OWNERS = {"CacheMetrics": "metrics", "KVEventPublisher": "publisher", "inspector": "inspection"}
-
-logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
 def __getattr__(name: str) -> Any:

@@ -13,12 +13,10 @@ from aradix import RadixKey, SlotAllocator
 from aradix.adapters import sglang
 from aradix.adapters.transformers import LeaseCache
 from aradix.memory.kv_pool import MHAKVPool
+from tests.adapters.generation import NUM_NEW, PROMPT, said
 from tests.adapters.scheduler import MAX_LEN, Request
-from tests.adapters.test_transformers import NUM_NEW, PROMPT, model, said
 from tests.support.caches import opened
 from tests.support.places import ROOT
-
-__all__ = ["model"]
 
 pytestmark = pytest.mark.anyio
 
@@ -96,11 +94,11 @@ def test_every_name_that_the_page_moves_is_there() -> None:
             assert hasattr(sglang, each)
 
 
-async def test_generation_reuses_what_it_said(model: Any) -> None:
+async def test_generation_reuses_what_it_said(tiny_llama: Any) -> None:
     allocator = SlotAllocator(256, 4)
     pool = MHAKVPool(256, 4, 2, 2, 8, torch.float64)
     say = defined(BLOCKS[3], LeaseCache=LeaseCache, RadixKey=RadixKey)
     async with opened(allocator=allocator) as cache:
         for _ in range(2):
-            assert await say(cache, pool, model, torch.tensor([PROMPT]), NUM_NEW) == said(model, PROMPT)
+            assert await say(cache, pool, tiny_llama, torch.tensor([PROMPT]), NUM_NEW) == said(tiny_llama, PROMPT)
         assert cache.stats().hit_tokens == 28

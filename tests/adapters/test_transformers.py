@@ -2,83 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import anyio
 import pytest
 import torch
 from anyio.to_thread import run_sync
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from aradix import Namespace, RadixCache, RadixKey, SlotAllocator
 from aradix.adapters.transformers import LeaseCache
 from aradix.errors import LeaseReleasedError, OutOfSlotsError, UsageError, WrongLoopError
 from aradix.memory.kv_pool import MHAKVPool
+from tests.adapters.generation import NUM_NEW, PROMPT, Computed, said
 from tests.support.caches import opened
 
 pytestmark = pytest.mark.anyio
-
-PROMPT = [(17 * place) % 61 + 3 for place in range(30)]
-NUM_NEW = 10
-
-
-@pytest.fixture(scope="module")
-def model() -> Iterator[Any]:
-    """A tiny Llama of random weights, in float64, so that no two tokens are as good as tied."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        bos_token_id=0,
-        eos_token_id=None,
-        pad_token_id=2,
-    )
-    made: Any = LlamaForCausalLM(config)
-    yield made.to(torch.float64).eval()
-    torch.set_num_threads(num_threads)
-
-
-class Computed:
-    """How many positions a model was asked to compute."""
-
-    def __init__(self, model: Any) -> None:
-        self.count = 0
-        self._handle = model.register_forward_pre_hook(self._note, with_kwargs=True)
-
-    def _note(self, module: Any, args: Any, kwargs: Any) -> None:
-        self.count += kwargs["input_ids"].shape[1]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._handle.remove()
 
 
 def pool_for(allocator: SlotAllocator) -> MHAKVPool:
     return MHAKVPool(allocator.num_slots, allocator.page_size, 2, 2, 8, torch.float64)
 
 
-def said(model: Any, prompt: Sequence[int], **options: Any) -> list[int]:
-    ids = torch.tensor([prompt])
-    options = {"max_new_tokens": NUM_NEW, "do_sample": False, "attention_mask": torch.ones_like(ids), **options}
-    tokens: list[int] = model.generate(ids, **options)[0].tolist()
-    return tokens
-
-
 async def said_over(
     cache: RadixCache, pool: MHAKVPool, model: Any, prompt: Sequence[int], extra_key: Any = None, **options: Any
 ) -> tuple[list[int], int, int]:
-    """What a model says over a lease, how much was matched, and how many positions were computed."""
+    """What it says over a lease, how much was matched, and how many positions were computed."""
     key = RadixKey(prompt, extra_key)
     async with cache.lease(key, reserve=len(prompt) + NUM_NEW, leave_last=1) as lease:
         kv = LeaseCache(lease, pool)
@@ -89,47 +39,47 @@ async def said_over(
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
-async def test_with_reuse_it_says_the_same_and_computes_less(model: Any, page_size: int) -> None:
+async def test_with_reuse_it_says_the_same_and_computes_less(tiny_llama: Any, page_size: int) -> None:
     allocator = SlotAllocator(256, page_size)
     pool = pool_for(allocator)
     async with opened(allocator=allocator) as cache:
-        alone = said(model, PROMPT)
-        tokens, matched, computed = await said_over(cache, pool, model, PROMPT)
+        alone = said(tiny_llama, PROMPT)
+        tokens, matched, computed = await said_over(cache, pool, tiny_llama, PROMPT)
         assert (tokens, matched, computed) == (alone, 0, len(PROMPT) + NUM_NEW - 1)
         assert cache.peek(RadixKey(alone)) == (len(alone) - 1) // page_size * page_size
         for prompt in (PROMPT, PROMPT[:21], [*PROMPT[:17], 5, 6, 7], [*alone, 9, 9]):
             known = min(cache.peek(RadixKey(prompt)), (len(prompt) - 1) // page_size * page_size)
-            tokens, matched, computed = await said_over(cache, pool, model, prompt)
-            assert tokens == said(model, prompt)
+            tokens, matched, computed = await said_over(cache, pool, tiny_llama, prompt)
+            assert tokens == said(tiny_llama, prompt)
             assert matched == known > 0
             assert computed == len(prompt) - matched + NUM_NEW - 1
         assert cache.stats().protected == cache.stats().leased == 0
 
 
-async def test_namespaces_compute_for_themselves(model: Any) -> None:
+async def test_namespaces_compute_for_themselves(tiny_llama: Any) -> None:
     allocator = SlotAllocator(256, 4)
     pool = pool_for(allocator)
     async with opened(allocator=allocator) as cache:
         for space in (None, "a", Namespace(lora="a")):
-            tokens, matched, _ = await said_over(cache, pool, model, PROMPT, space)
-            assert (tokens, matched) == (said(model, PROMPT), 0)
+            tokens, matched, _ = await said_over(cache, pool, tiny_llama, PROMPT, space)
+            assert (tokens, matched) == (said(tiny_llama, PROMPT), 0)
             assert cache.peek(RadixKey(PROMPT, space)) == 28
 
 
-async def test_slots_that_are_used_again_hold_the_new_kv(model: Any) -> None:
+async def test_slots_that_are_used_again_hold_the_new_kv(tiny_llama: Any) -> None:
     """A pool for one request and a half: each evicts what the last one left."""
     allocator = SlotAllocator(64, 4)
     pool = pool_for(allocator)
     async with opened(allocator=allocator) as cache:
         for turn in range(6):
             prompt = PROMPT[:12] + [turn + 3] * 12
-            tokens, matched, _ = await said_over(cache, pool, model, prompt)
-            assert tokens == said(model, prompt)
+            tokens, matched, _ = await said_over(cache, pool, tiny_llama, prompt)
+            assert tokens == said(tiny_llama, prompt)
             assert (matched >= 12) is (turn > 0)
         assert cache.stats().evicted > 0
 
 
-async def test_it_may_run_in_a_worker_thread_with_what_is_reserved(model: Any) -> None:
+async def test_it_may_run_in_a_worker_thread_with_what_is_reserved(tiny_llama: Any) -> None:
     allocator = SlotAllocator(256, 4)
     pool = pool_for(allocator)
     async with opened(allocator=allocator) as cache:
@@ -139,36 +89,36 @@ async def test_it_may_run_in_a_worker_thread_with_what_is_reserved(model: Any) -
             prompt = [*PROMPT, last]
             async with cache.lease(RadixKey(prompt), reserve=len(prompt) + NUM_NEW, leave_last=1) as lease:
                 kv = LeaseCache(lease, pool)
-                results[last] = await run_sync(partial(said, model, prompt, **kv.argument(model)))
+                results[last] = await run_sync(partial(said, tiny_llama, prompt, **kv.argument(tiny_llama)))
                 kv.commit(results[last])
 
         async with anyio.create_task_group() as tasks:
             for last in range(3, 6):
                 tasks.start_soon(ask, last)
         for last, tokens in results.items():
-            assert tokens == said(model, [*PROMPT, last])
+            assert tokens == said(tiny_llama, [*PROMPT, last])
         async with cache.lease(RadixKey(PROMPT), leave_last=1) as lease:
             kv = LeaseCache(lease, pool)
             with pytest.raises(WrongLoopError):  # it would have to grow there
-                await run_sync(partial(said, model, PROMPT, **kv.argument(model)))
+                await run_sync(partial(said, tiny_llama, PROMPT, **kv.argument(tiny_llama)))
 
 
-async def test_without_a_reservation_it_grows_as_it_goes(model: Any) -> None:
+async def test_without_a_reservation_it_grows_as_it_goes(tiny_llama: Any) -> None:
     allocator = SlotAllocator(40, 4)
     pool = pool_for(allocator)
     async with opened(allocator=allocator) as cache:
         async with cache.lease(RadixKey(PROMPT), leave_last=1) as lease:
             kv = LeaseCache(lease, pool)
-            assert said(model, PROMPT, **kv.argument(model)) == said(model, PROMPT)
+            assert said(tiny_llama, PROMPT, **kv.argument(tiny_llama)) == said(tiny_llama, PROMPT)
             assert lease.num_tokens == kv.get_seq_length() == len(PROMPT) + NUM_NEW - 1
         async with cache.lease(RadixKey(PROMPT), leave_last=1) as lease, cache.lease(RadixKey([9])) as other:
             await other.allocate(8)
             kv = LeaseCache(lease, pool)
             with pytest.raises(OutOfSlotsError):
-                said(model, PROMPT, **kv.argument(model))
+                said(tiny_llama, PROMPT, **kv.argument(tiny_llama))
 
 
-async def test_drafts_that_are_rejected_are_cropped(model: Any) -> None:
+async def test_drafts_that_are_rejected_are_cropped(tiny_llama: Any) -> None:
     """Prompt look-up proposes tokens out of the prompt; most of them are wrong."""
     prompt = [5, 6, 7, 5, 6, 7, 5, 6, 7, 5, 6]
     allocator = SlotAllocator(256, 4)
@@ -179,23 +129,23 @@ async def test_drafts_that_are_rejected_are_cropped(model: Any) -> None:
                 RadixKey(prompt), reserve=len(prompt) + NUM_NEW + 16, leave_last=len(prompt)
             ) as lease:
                 kv = LeaseCache(lease, pool)
-                tokens = said(model, prompt, prompt_lookup_num_tokens=3, **kv.argument(model))
-                assert (tokens, lease.num_matched) == (said(model, prompt), 0)
+                tokens = said(tiny_llama, prompt, prompt_lookup_num_tokens=3, **kv.argument(tiny_llama))
+                assert (tokens, lease.num_matched) == (said(tiny_llama, prompt), 0)
                 assert kv.commit(tokens).prefix_len in (0, 20)
-        tokens, matched, _ = await said_over(cache, pool, model, prompt)
-        assert (tokens, matched) == (said(model, prompt), 8)
+        tokens, matched, _ = await said_over(cache, pool, tiny_llama, prompt)
+        assert (tokens, matched) == (said(tiny_llama, prompt), 8)
 
 
-async def test_what_is_everybodys_cannot_be_taken_back(model: Any) -> None:
+async def test_what_is_everybodys_cannot_be_taken_back(tiny_llama: Any) -> None:
     allocator = SlotAllocator(256, 4)
     pool = pool_for(allocator)
     async with opened(allocator=allocator) as cache:
-        await said_over(cache, pool, model, PROMPT)
+        await said_over(cache, pool, tiny_llama, PROMPT)
         async with cache.lease(RadixKey(PROMPT), reserve=len(PROMPT) + NUM_NEW, leave_last=1) as lease:
             kv = LeaseCache(lease, pool)
             with pytest.raises(UsageError, match="28 are matched or committed"):
                 kv.crop(-1)
-            tokens = said(model, PROMPT, **kv.argument(model))
+            tokens = said(tiny_llama, PROMPT, **kv.argument(tiny_llama))
             with pytest.raises(UsageError, match="39 tokens were computed, but 38"):
                 kv.commit(tokens[:38])
             kv.commit(tokens)
@@ -209,13 +159,13 @@ async def test_what_is_everybodys_cannot_be_taken_back(model: Any) -> None:
             LeaseCache(lease, pool)
 
 
-async def test_batches_and_beams_are_refused(model: Any) -> None:
+async def test_batches_and_beams_are_refused(tiny_llama: Any) -> None:
     allocator = SlotAllocator(256, 4)
     pool = pool_for(allocator)
     async with opened(allocator=allocator) as cache:
         async with cache.lease(RadixKey(PROMPT), reserve=64) as lease:
             kv = LeaseCache(lease, pool)
             with pytest.raises(UsageError, match="batch of 2"):
-                model.generate(torch.tensor([PROMPT, PROMPT]), max_new_tokens=2, **kv.argument(model))
+                tiny_llama.generate(torch.tensor([PROMPT, PROMPT]), max_new_tokens=2, **kv.argument(tiny_llama))
             with pytest.raises(UsageError, match="one sequence"):
-                said(model, PROMPT, num_beams=2, **kv.argument(model))
+                said(tiny_llama, PROMPT, num_beams=2, **kv.argument(tiny_llama))

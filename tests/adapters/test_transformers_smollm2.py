@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from aradix import RadixCache, RadixKey, SlotAllocator
 from aradix.adapters.transformers import LeaseCache
 from aradix.memory.kv_pool import MHAKVPool
-from tests.adapters.test_transformers import Computed
+from tests.adapters.generation import Computed
 from tests.support.caches import opened
 from tests.support.smollm2 import SmolLM2
 

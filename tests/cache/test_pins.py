@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from aradix import EvictParams, MatchPrefixParams, Namespace, RadixCache, SlotAllocator
-from aradix.errors import CacheClosedError, InvalidKeyError, UsageError
+from aradix.errors import CacheClosedError, InvalidKeyError, OutOfSlotsError, UsageError
 from stress.device import VirtualDevice
 from tests.cache.acts import begin, entered, filled, key, settled
 from tests.support.caches import idle_sum, opened
@@ -214,6 +214,24 @@ async def test_who_waits_is_served_when_the_time_is_over_and_is_not_told_to_give
         assert all(each.returned for each in waiting)
         assert pin.ended == "expired"
         assert cache.stats().retracts == 0
+        first.release()
+        second.release()
+
+
+async def test_whoever_finds_an_expired_pin_serves_those_who_waited_for_it(core: str) -> None:
+    clock = Clock()
+    async with opened(16, clock=clock, tree_core=core) as cache, anyio.create_task_group() as tasks:
+        await filled(cache, key(range(8)))
+        cache.pin(key(range(8)), ttl=3600)
+        first = await entered(cache, key(range(20, 32)), 4)
+        second = await entered(cache, key(range(40, 52)), 4)
+        waiting = await begin(tasks, first.allocate, 8)
+        assert waiting.waits
+        clock.now += 3600
+        with pytest.raises(OutOfSlotsError):
+            second.allocate_nowait(4)
+        await settled()
+        assert waiting.returned
         first.release()
         second.release()
 

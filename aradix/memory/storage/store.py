@@ -28,7 +28,7 @@ from aradix.memory.storage.protocol import PageSpace, StoreFault, StoreStats
 
 __all__ = ["BackedStore", "Backend"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("aradix.memory")
 _T = TypeVar("_T")
 
 _MAX_FAILURES = 3
