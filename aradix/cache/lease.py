@@ -23,6 +23,7 @@ from aradix.cache.pressure import SlotWaiter, too_large
 from aradix.errors import LeaseReleasedError, OutOfSlotsError, UsageError
 from aradix.keys import RadixKey
 from aradix.params import InsertResult, NodeRef, PriorityRange
+from aradix.short_method import short_method
 
 if TYPE_CHECKING:
     from aradix.cache.radix_cache import RadixCache
@@ -44,18 +45,20 @@ class Lease:
     A lease that is dropped unreleased gives a `ResourceWarning` that says where it was opened, and its slots come back.
     """
 
-    __slots__ = ("__weakref__", "_cache", "_forked", "_hold", "_reserve", "_slots", "_slots_of")
+    __slots__ = ("__weakref__", "_cache", "_forked", "_hold", "_reserve", "_short_calls", "_slots", "_slots_of")
 
     def __init__(self, cache: RadixCache, hold: Hold, reserve: int | None) -> None:
         self._cache = cache
         self._hold = hold
         self._reserve = reserve
         self._forked = False
+        self._short_calls: Any = cache._short_calls
         self._slots: torch.Tensor | None = None
         self._slots_of: tuple[int, int, int] | None = None
 
     # ---- entering and leaving ----
 
+    @short_method("enter")
     async def __aenter__(self) -> Self:
         """Match and pin in one step. Waits for a gate, and with `reserve` for slots; safe to cancel.
 
@@ -106,6 +109,7 @@ class Lease:
             cache._leases.release(hold)
             raise
 
+    @short_method("exit")
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -116,6 +120,7 @@ class Lease:
         if abandoned:
             self._warn(num_tokens, "was left open in an async generator that was abandoned")
 
+    @short_method("release")
     def release(self) -> None:
         """Unpin, and give back what was not committed. Does not wait; a second call changes nothing.
 
@@ -134,6 +139,7 @@ class Lease:
             if self._cache._leases.tiers is not None:
                 self._cache._leases.tiers.loads.drop(hold)  # or among those who wait for a copy
 
+    @short_method("finish")
     def __del__(self) -> None:
         hold = getattr(self, "_hold", None)
         if hold is None or not hold.held:
@@ -247,6 +253,7 @@ class Lease:
         if hold.published + -(-(hold.num_own + num_tokens) // page_size) * page_size > pool.capacity:
             raise too_large(hold.num_tokens + num_tokens, pool)
 
+    @short_method("allocate")
     async def allocate(self, num_tokens: int) -> None:
         """Add slots for so many more tokens: the rest of its last page first. Waits its turn under pressure.
 
@@ -284,6 +291,7 @@ class Lease:
                 f"{len(cache._pressure.growth)} leases wait to grow; retract a request, or await allocate()"
             )
 
+    @short_method("commit")
     def commit(self, key: RadixKey, *, priorities: Sequence[PriorityRange] = ()) -> InsertResult:
         """Publish the whole pages of `key`, whose KV is computed or in flight on the lease's streams. Does not wait.
 

@@ -31,9 +31,9 @@ from aradix.tree.protocol import Freed, Ready, Slots, TreeCore
 if TYPE_CHECKING:
     from aradix.cache.tiering import Tiers
 
-__all__ = ["Leases", "Passage"]
+__all__ = ["NO_DUPLICATES", "Leases", "Passage"]
 
-_NO_DUPLICATES = torch.empty(0, dtype=torch.int64)
+NO_DUPLICATES = torch.empty(0, dtype=torch.int64)
 
 
 def _ticks(seconds: float) -> int:
@@ -59,6 +59,19 @@ class Leases:
         calls: told what could not be raised; knows whether the cache is closed.
         on_low: called when the pool fell below the low watermark.
     """
+
+    # Those that are named stand where compiled code reads and counts them; see `short_calls.py`.
+    __slots__ = (
+        "__dict__",
+        "__weakref__",
+        "_num_opened",
+        "num_evicted",
+        "num_hit_tokens",
+        "num_queries",
+        "num_query_tokens",
+        "num_resumes",
+        "watch",
+    )
 
     def __init__(self, params: CacheInitParams, core: TreeCore, calls: Calls, on_low: Callable[[], None]) -> None:
         self.holds: dict[int, Hold] = {}
@@ -89,7 +102,7 @@ class Leases:
         self._page_size = params.page_size
         self._is_disabled = params.disable
         # By which a compiled tree does the plain case of a step in one call; see its short_ways.cpp.
-        self._takes_short_ways = is_plain and not params.disable
+        self.takes_short_ways = is_plain and not params.disable
         self._make_hold = self.tenants.make_hold if self._has_tenants else make_hold if params.host is None else Hold
         self._short_core: Any = core
         self._table = params.allocator.table
@@ -134,7 +147,7 @@ class Leases:
             return True
         if self.watch is not None:
             self.watch.matching(hold)
-        if self._takes_short_ways and self._short_core.enter_hold(hold):
+        if self.takes_short_ways and self._short_core.enter_hold(hold):
             return True
         match = self._core.match(hold.key, limit=hold.limit, pin=True)
         if match.gate:
@@ -263,10 +276,10 @@ class Leases:
         if num_tokens > hold.key.num_items:  # the longest key so far stands for the lease
             hold.key, hold.given = view, given
         if done is None:
-            return InsertResult(start, hold.ref, _NO_DUPLICATES, 0, (start, start))
+            return InsertResult(start, hold.ref, NO_DUPLICATES, 0, (start, start))
         held, end = done.prefix_len, done.end
         hold.node_id, hold.published = done.node_id, end
-        duplicates = _NO_DUPLICATES
+        duplicates = NO_DUPLICATES
         if held > start:
             duplicates = torch.from_numpy(hold.own[: held - start].copy())
         hold.take_front(end - start)
@@ -345,7 +358,7 @@ class Leases:
             self.pressure.drop(
                 hold, LeaseReleasedError(f"the lease opened at {hold.where} was released while it waited")
             )
-        if self._takes_short_ways:
+        if self.takes_short_ways:
             num_given = self._short_core.leave_hold(hold, self._table, HELD)
             if num_given is not None:
                 if num_given:
@@ -393,7 +406,7 @@ class Leases:
 
     def publish(self, hold: Hold, given: RadixKey, view: RadixKey) -> InsertResult | None:
         """Commit a key by the short way; `None`, and then nothing was changed, where it is not that plain."""
-        if not self._takes_short_ways or self._calls.closed:
+        if not self.takes_short_ways or self._calls.closed:
             return None
         start, num_known = hold.published, hold.key.num_items
         done = self._short_core.publish_hold(hold, self._table, view, HELD)
@@ -402,7 +415,7 @@ class Leases:
         if view.num_items > num_known:
             hold.given = given
         held, end, ref, duplicates = done
-        spare = _NO_DUPLICATES
+        spare = NO_DUPLICATES
         if duplicates is not None:
             self.pool.note_given(len(duplicates))
             spare = torch.from_numpy(duplicates)

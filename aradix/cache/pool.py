@@ -36,6 +36,9 @@ class SlotPool:
     `is_busy` while the allocator works for this cache, so that news of it can be told from news of others.
     """
 
+    # `num_held` stands where compiled code counts it; see `short_calls.py`.
+    __slots__ = ("__dict__", "__weakref__", "num_held")
+
     def __init__(
         self, allocator: SlotAllocator, streams: tuple[Any, ...], on_failure: Callable[[BaseException], None]
     ) -> None:

@@ -128,6 +128,9 @@ class Admissions(Protocol):
 class Pressure:
     """The slot waiters of a cache. Nothing here waits but `wait`."""
 
+    # `is_timed` stands where compiled code reads it; see `short_calls.py`.
+    __slots__ = ("__dict__", "__weakref__", "is_timed")
+
     def __init__(
         self,
         core: TreeCore,

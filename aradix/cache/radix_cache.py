@@ -6,6 +6,7 @@ Where things are:
 - `pool.py` is the only door to the allocator; `pressure.py` knows who waits for slots; `locks.py` who wants a subtree
 alone.
 - `hold.py` is what one lease has, `leases.py` the steps that change one, `lease.py` the user's handle to it.
+- `short_calls.py`: what a lease's calls need to do their plain case in compiled code.
 - `keeping.py` has the calls that say what is kept and for whom.
 - This file puts them together: it opens and closes, checks who calls, and has the low-level calls.
 """
@@ -36,6 +37,7 @@ from aradix.cache.low_level import value_array
 from aradix.cache.pressure import too_large
 from aradix.cache.request_rows import RequestRow, committed_len, computed_ids, joined_ids
 from aradix.cache.requests import Requests
+from aradix.cache.short_calls import make_short_calls
 from aradix.cache.views import make_snapshot, make_stats, print_tree
 from aradix.errors import ConfigError, InvalidKeyError, InvariantError, UsageError
 from aradix.keys import BIGRAM_BYTES, TOKEN_BYTES, RadixKey
@@ -50,6 +52,7 @@ from aradix.params import (
     MatchResult,
     NodeRef,
 )
+from aradix.short_method import short_method
 from aradix.tree import make_core
 from aradix.tree.protocol import NOWHERE, Slots, TreeCore
 
@@ -89,6 +92,7 @@ class RadixCache(KeepingCalls, EventCalls):
         self._low_pins = self._leases.low_pins
         self._requests = Requests(params, self._core, self._leases)
         self._pressure.on_change = self._on_change
+        self._short_calls: Any = make_short_calls(params, self._item_bytes, self._calls, self._leases, self._core)
         self._leases.pins.on_release = self._release_pin
         self._event_sinks = EventSinks(self._core, self._calls.fail)
         self._home: Home | None = None
@@ -230,6 +234,7 @@ class RadixCache(KeepingCalls, EventCalls):
 
     # ---- leases ----
 
+    @short_method("lease")
     def lease(
         self,
         key: RadixKey,

@@ -16,7 +16,7 @@ from aradix import Namespace
 __all__ = ["Act", "Fault", "Kind", "World", "WritePolicy"]
 
 Kind = Literal["shared", "sequential", "linear", "keeping"]
-Fault = Literal["", "record", "policy"]
+Fault = Literal["", "record", "policy", "copy", "sink"]
 WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
 
 
@@ -62,7 +62,9 @@ class World:
         write_policy: as `CacheInitParams` has it; likewise `load_back_threshold`.
         has_store: whether there is a page store behind the host.
         copy_faults: one in so many copies, and calls of the store, fails; 0 for none.
-        fault: `"record"`: recording an event fails; `"policy"`: ranking raises; the run must end with just that.
+        events: whether the cache tells of what it keeps, and a mirror of it is compared.
+        fault: `"record"`: recording an event fails; `"policy"`: ranking raises; `"copy"`: nobody can say whether a copy
+            has ended; `"sink"`: an event sink raises; the run must end with just that.
         fault_at: which call fails.
         check_every: acts between two full audits.
         namespaces: fields of each namespace.
@@ -84,6 +86,7 @@ class World:
     num_streams: int = 1
     extra_stream: bool = False
     slow: int = 3
+    events: bool = False
     num_host_pages: int = 0
     write_policy: WritePolicy = "write_through"
     load_back_threshold: int = 1

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from stress.planted.copies import COPIES
 from stress.planted.keeping import KEEPING
 from stress.planted.memory import MEMORY
+from stress.planted.order import ORDER
 from stress.planted.plant import Plant
 from stress.planted.shell import SHELL
 from stress.planted.tiers import TIERS
@@ -11,4 +13,4 @@ from stress.planted.tree import TREE
 
 __all__ = ["CATALOG"]
 
-CATALOG: tuple[Plant, ...] = (*MEMORY, *SHELL, *TREE, *TIERS, *KEEPING)
+CATALOG: tuple[Plant, ...] = (*MEMORY, *SHELL, *TREE, *TIERS, *COPIES, *ORDER, *KEEPING)
