@@ -80,6 +80,10 @@ class Lease:
         if not cache._leases.rematch(hold):
             await cache._leases.wait_at_gate(hold)
             self._check_not_released()
+        tiers = cache._leases.tiers
+        if tiers is not None and tiers.may_bring(hold):
+            await tiers.load_back(hold)
+            self._check_not_released()
         if self._reserve is not None and not cache._pressure.admit_now(hold, self._reserve):
             await self._wait_for_admission(hold, self._reserve)
             self._check_not_released()
@@ -132,6 +136,8 @@ class Lease:
         self._cache._leases.release(hold)
         if not hold.entered:
             self._cache._gates.serve_walkers()  # it may be among them
+            if self._cache._leases.tiers is not None:
+                self._cache._leases.tiers.loads.drop(hold)  # or among those who wait for a copy
 
     @short_method("finish")
     def __del__(self) -> None:
@@ -269,14 +275,15 @@ class Lease:
             self._entered()
 
     def allocate_nowait(self, num_tokens: int) -> None:
-        """As `allocate`, but never waits.
+        """As `allocate`, but never waits: under `write_back` what it evicts goes without a copy.
 
         Raises:
             OutOfSlotsError: there is not enough room now, or others wait for slots already.
         """
         hold, count = self._check_growth(num_tokens)
         cache = self._cache
-        if not cache._pressure.grow_now(hold, count):
+        tiers = cache._leases.tiers
+        if not (cache._pressure.grow_now(hold, count) if tiers is None else tiers.grow_hastily(hold, count)):
             self._check_size(hold, count)
             raise OutOfSlotsError(
                 f"no room for {count} more tokens now: {cache._pool.allocator.available_size()} slots are free, "
