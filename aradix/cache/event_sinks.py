@@ -41,7 +41,8 @@ class EventSinks:
         self._sinks: dict[int, EventSink] = {}
         self._lists: deque[tuple[list[KVCacheEvent], list[int]]] = deque()
         self._num_added = 0
-        self._home: Home | None = None
+        self._call_next: Callable[[Callable[[], None]], None]
+        self._step: Callable[[], None]
 
     def __len__(self) -> int:
         return len(self._sinks)
@@ -49,7 +50,7 @@ class EventSinks:
     def add(self, sink: EventSink, home: Home) -> Callable[[], None]:
         """Hand a sink what later steps record; gives what removes it, which may be called again."""
         self._take()  # what was recorded before is not for it
-        self._home = home
+        self._call_next, self._step = home.call_next, self._deliver
         self._core.on_event = self._schedule
         self._num_added += 1
         order = self._num_added
@@ -64,9 +65,8 @@ class EventSinks:
             self._core.on_event = None
 
     def _schedule(self) -> None:
-        assert self._home is not None
         try:
-            self._home.call_next(self._deliver)
+            self._call_next(self._step)
         except RuntimeError:  # the loop has ended: a lease was collected after it, and nobody is left to be told
             return
 
@@ -77,6 +77,11 @@ class EventSinks:
             self._lists.append((events, list(self._sinks)))
 
     def _deliver(self) -> None:
+        if len(self._sinks) == 1 and not self._lists:  # as nearly always
+            ((number, only),) = self._sinks.items()
+            if fresh := self._core.take_events():
+                self._call(number, only, fresh)
+            return
         if self._sinks:  # else what there is stays for `take_events`
             self._take()
         while self._lists:

@@ -14,7 +14,7 @@ from typing import Any
 
 import anyio
 
-from stress.device import Kernel, VirtualDevice, VirtualEvent, VirtualStream
+from stress.device import Kernel, VirtualCopy, VirtualDevice, VirtualEvent, VirtualStream
 from stress.device.oracle import Actor
 from stress.harness.book import Book
 from stress.harness.worlds import World
@@ -59,7 +59,7 @@ class Kernels:
         self._reads: deque[tuple[Kernel, list[int], list[int], str]] = deque()
         self._busy_until = 0.0
         self._work = anyio.Event()
-        self._num_races = 0
+        self._is_over = False
 
     def stream(self, index: int) -> VirtualStream | None:
         """The stream of that number, the extra one last; `None` where everything is computed on the host."""
@@ -105,6 +105,25 @@ class Kernels:
         else:
             self._launched(stream.launch(slots, (), self._duration(long), label=who), slots, expected, who)
 
+    def copy_out(
+        self, slots: Sequence[int], expected: Sequence[int], who: str, seconds: tuple[float, float] | None
+    ) -> VirtualCopy:
+        """A copy that no stream orders reads slots."""
+        copy = self.device.start_copy(slots, (), self._between(seconds))
+        self._launched(copy.kernel, slots, expected, who)
+        return copy
+
+    def copy_in(
+        self, slots: Sequence[int], contents: Sequence[int], seconds: tuple[float, float] | None
+    ) -> VirtualCopy:
+        """A copy that no stream orders writes slots; without contents it leaves nothing in them."""
+        stamp = next(self._stamps)
+        self._written.update(((stamp, slot), content) for slot, content in zip(slots, contents, strict=False))
+        self._stamp_of.update(dict.fromkeys(slots, stamp))
+        copy = self.device.start_copy((), slots, self._between(seconds), stamp=stamp)
+        self._launched(copy.kernel, (), (), "copy")
+        return copy
+
     def relabel(self, slots: Sequence[int], contents: Sequence[int]) -> None:
         """What these slots hold counts as something else from now on."""
         for slot, content in zip(slots, contents, strict=True):
@@ -116,7 +135,10 @@ class Kernels:
             later.wait_event(earlier.record_event())
 
     def _duration(self, long: bool) -> float | None:
-        return self._random.uniform(15.0, 40.0) if long else None
+        return self._between((15.0, 40.0)) if long else None
+
+    def _between(self, seconds: tuple[float, float] | None) -> float | None:
+        return None if seconds is None else self._random.uniform(*seconds)
 
     def _launched(self, kernel: Kernel, slots: Sequence[int], expected: Sequence[int], who: str) -> None:
         self._busy_until = max(self._busy_until, kernel.end)
@@ -153,13 +175,18 @@ class Kernels:
 
     async def run_clock(self) -> None:
         """Moves device time on as loop time passes; rests while the device does, so that a deadlock shows."""
-        while True:
+        while not self._is_over:
             await self._work.wait()
             self._work = anyio.Event()
-            while self.device.clock.now < self._busy_until:
+            while not self._is_over and self.device.clock.now < self._busy_until:
                 await anyio.sleep(_TICK_SECONDS)
-                self.device.advance(self._random.uniform(0.5, 3.0))
+                self.device.advance(self._random.uniform(1.0, 6.0))
                 self.look()
+
+    def stop_clock(self) -> None:
+        """Ends `run_clock`: nobody waits for the device any more."""
+        self._is_over = True
+        self._work.set()
 
     def finish(self) -> None:
         """Runs the device until it is idle, and compares all that was read."""

@@ -16,7 +16,7 @@ from aradix import Namespace
 __all__ = ["Act", "Fault", "Kind", "World"]
 
 Kind = Literal["shared", "sequential", "linear", "keeping"]
-Fault = Literal["", "record", "policy"]
+Fault = Literal["", "record", "policy", "copy", "sink"]
 
 
 class Act(NamedTuple):
@@ -57,7 +57,9 @@ class World:
         num_streams: configured streams of the virtual device; 0 computes on the host.
         extra_stream: whether leases also use one that is not configured.
         slow: how long the slowest kernels take, in device seconds; the device advances about one a millisecond.
-        fault: `"record"`: recording an event fails; `"policy"`: ranking raises; the run must end with just that.
+        events: whether the cache tells of what it keeps, and a mirror of it is compared.
+        fault: `"record"`: recording an event fails; `"policy"`: ranking raises; `"copy"`: nobody can say whether a copy
+            has ended; `"sink"`: an event sink raises; the run must end with just that.
         fault_at: which call fails.
         check_every: acts between two full audits.
         namespaces: fields of each namespace.
@@ -79,6 +81,7 @@ class World:
     num_streams: int = 1
     extra_stream: bool = False
     slow: int = 3
+    events: bool = False
     fault: Fault = ""
     fault_at: int = 0
     check_every: int = 12

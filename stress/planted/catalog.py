@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from stress.planted.copies import COPIES
 from stress.planted.keeping import KEEPING
 from stress.planted.memory import MEMORY
+from stress.planted.order import ORDER
 from stress.planted.plant import Plant
 from stress.planted.shell import SHELL
 from stress.planted.tree import TREE
 
 __all__ = ["CATALOG"]
 
-CATALOG: tuple[Plant, ...] = (*MEMORY, *SHELL, *TREE, *KEEPING)
+CATALOG: tuple[Plant, ...] = (*MEMORY, *SHELL, *TREE, *COPIES, *ORDER, *KEEPING)

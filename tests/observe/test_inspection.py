@@ -42,6 +42,13 @@ def fetched(url: str, method: str = "GET") -> Answer:
         return Answer(error.code, dict(error.headers), error.read().decode())
 
 
+def said_to(port: int, host: str) -> str:
+    """What the page answers to somebody who calls it by that name. Blocks."""
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(f"GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        return connection.recv(100).decode()
+
+
 async def ask(url: str, method: str = "GET") -> Answer:
     return await anyio.to_thread.run_sync(functools.partial(fetched, url, method))
 
@@ -129,6 +136,10 @@ async def test_it_binds_to_loopback_unless_told() -> None:
         app = inspector(cache)
         async with serving(app, port=0) as url:
             assert url.startswith("http://127.0.0.1:")
+            assert (await ask(url)).status == 200
+            port = int(url.rstrip("/").rpartition(":")[2])
+            assert (await anyio.to_thread.run_sync(said_to, port, "evil.example")).startswith("HTTP/1.1 400")
+            assert (await anyio.to_thread.run_sync(said_to, port, f"localhost:{port}")).startswith("HTTP/1.1 200")
         async with serving(app, "0.0.0.0", 0) as url:
             assert url.startswith("http://0.0.0.0:")
         with socket.create_server(("127.0.0.1", 0)) as taken:

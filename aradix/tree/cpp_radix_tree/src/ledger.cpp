@@ -433,26 +433,23 @@ void Ledger::record_stored(Handle handle) {
     while (at(root).parent != kNone)
         root = at(root).parent;
     const std::vector<uint8_t> &digest = at(root).root->digest;
-    Stored stored;
     const uint8_t *previous = digest.data();
     size_t previous_size = digest.size();
+    nb::object parent_hash = nb::none();
     if (!parent.hashes.empty()) {
-        stored.parent = parent.hashes.back();
-        previous = stored.parent->data();
-        previous_size = stored.parent->size();
+        previous = parent.hashes.back().data();
+        previous_size = parent.hashes.back().size();
+        parent_hash = bytes_of(previous, previous_size);
     }
     extend_hash_chain(leaf.hashes, previous, previous_size, leaf.tokens.data(), leaf.tokens.size(), page_bytes_);
-    stored.hashes = leaf.hashes;
-    stored.tokens.assign(leaf.tokens.data(), leaf.tokens.data() + leaf.tokens.size());
-    stored.name_space = at(root).root->name_space;
-    record(std::move(stored));
+    record(Stored{packed_digests(leaf.hashes, 0), std::move(parent_hash),
+                  event_tokens(leaf.tokens.data(), leaf.tokens.size(), item_bytes_), at(root).root->name_space});
 }
 
 void Ledger::record_removed(const Node &node, size_t first_page) {
     if (!records_events_ || node.hashes.empty())
         return;
-    record(
-        Removed{std::vector<Digest>(node.hashes.begin() + static_cast<std::ptrdiff_t>(first_page), node.hashes.end())});
+    record(Removed{packed_digests(node.hashes, first_page)});
 }
 
 void Ledger::record_cleared() {

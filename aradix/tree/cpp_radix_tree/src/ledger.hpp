@@ -11,15 +11,13 @@
 
 namespace aradix {
 
-// Tokens and hashes of pages that became matchable; made into a BlockStored when somebody asks.
+// Tokens and hashes of pages that became matchable, packed; made into a BlockStored when somebody asks. Bytes are what
+// Python makes without a look at its garbage, so that nothing comes in in the middle of a step.
 struct Stored {
-    std::vector<Digest> hashes;
-    std::optional<Digest> parent;
-    std::vector<uint8_t> tokens;
-    nb::object name_space;
+    nb::object hashes, parent, tokens, name_space;
 };
 struct Removed {
-    std::vector<Digest> hashes;
+    nb::object hashes;
 };
 struct Cleared {};
 using Event = std::variant<Stored, Removed, Cleared>;

@@ -87,20 +87,21 @@ nb::object bytes_of(const uint8_t *data, size_t size) {
         PyBytes_FromStringAndSize(reinterpret_cast<const char *>(data), static_cast<Py_ssize_t>(size)));
 }
 
-nb::object packed_digests(const std::vector<Digest> &digests) {
+nb::object packed_digests(const std::vector<Digest> &digests, size_t first) {
     static_assert(sizeof(Digest) == 32);
-    return bytes_of(reinterpret_cast<const uint8_t *>(digests.data()), digests.size() * sizeof(Digest));
+    return bytes_of(reinterpret_cast<const uint8_t *>(digests.data() + first),
+                    (digests.size() - first) * sizeof(Digest));
 }
 
-nb::object event_tokens(const std::vector<uint8_t> &tokens, size_t item_bytes) {
+nb::object event_tokens(const uint8_t *tokens, size_t size, size_t item_bytes) {
     if (item_bytes == sizeof(int32_t))
-        return bytes_of(tokens.data(), tokens.size());
+        return bytes_of(tokens, size);
     // Of each pair the first token, of the last pair the second as well.
-    std::vector<uint8_t> ids(tokens.size() / 2 + sizeof(int32_t));
+    std::vector<uint8_t> ids(size / 2 + sizeof(int32_t));
     size_t end = 0;
-    for (size_t begin = 0; begin < tokens.size(); begin += item_bytes, end += sizeof(int32_t))
-        std::memcpy(ids.data() + end, tokens.data() + begin, sizeof(int32_t));
-    std::memcpy(ids.data() + end, tokens.data() + tokens.size() - sizeof(int32_t), sizeof(int32_t));
+    for (size_t begin = 0; begin < size; begin += item_bytes, end += sizeof(int32_t))
+        std::memcpy(ids.data() + end, tokens + begin, sizeof(int32_t));
+    std::memcpy(ids.data() + end, tokens + size - sizeof(int32_t), sizeof(int32_t));
     return bytes_of(ids.data(), ids.size());
 }
 

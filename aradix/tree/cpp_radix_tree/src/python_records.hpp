@@ -45,8 +45,8 @@ private:
 nb::object integer(int64_t value);
 nb::object bytes_of(const uint8_t *data, size_t size);
 // The digests one after the other, and the ids of tokens or bigrams, as events have them.
-nb::object packed_digests(const std::vector<Digest> &digests);
-nb::object event_tokens(const std::vector<uint8_t> &tokens, size_t item_bytes);
+nb::object packed_digests(const std::vector<Digest> &digests, size_t first);
+nb::object event_tokens(const uint8_t *tokens, size_t size, size_t item_bytes);
 nb::object digest_list(const std::vector<Digest> &digests, size_t first);
 void append_to(nb::list &list, const nb::object &item);
 
