@@ -103,8 +103,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--policy",
         type=_policies,
         metavar="NAME[,NAME...]",
-        help=f"eviction policies, of {', '.join(POLICIES)}, or {OPTIMAL}: the most that any policy can find, by one that "
-        "knows the future (default: lru and tenure, to compare; lru alone with --json or --inspect)",
+        help=f"eviction policies, of {', '.join(POLICIES)}, or {OPTIMAL}: what one finds that knows the future, and so "
+        "the most that any can (default: lru and tenure, to compare; lru alone with --json or --inspect)",
     )
     parser.add_argument(
         "--concurrency",

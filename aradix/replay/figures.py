@@ -13,7 +13,7 @@ __all__ = ["Curve", "distance_figure", "hit_ratio_figure", "percent", "tokens_te
 
 _WIDTH, _HEIGHT = 920.0, 400.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, 150.0, 16.0, 58.0
-_LABEL_HEIGHT, _LABEL_WIDTH = 17.0, 62.0
+_LABEL_HEIGHT, _LABEL_WIDTH, _LABEL_ROWS = 17.0, 62.0, 3
 _TOKEN_UNITS = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
@@ -34,8 +34,8 @@ class Curve(NamedTuple):
 
 
 def percent(ratio: float) -> str:
-    """A ratio in percent, with as many places as it takes to tell ratios apart: 5.43 %, 13.1 %, 100 %."""
-    return f"{100 * ratio:.3g} %" if ratio < 0.9995 else "100 %"
+    """A ratio in percent, with three digits: 5.40 %, 13.1 %, 100 %."""
+    return f"{100 * ratio:#.3g} %" if 0 < ratio < 0.9995 else f"{100 * ratio:.0f} %"
 
 
 def tokens_text(tokens: float) -> str:
@@ -81,9 +81,7 @@ def _nice_step(most: float) -> float:
 
 def _svg(parts: Sequence[str], label: str) -> str:
     body = "\n".join(parts)
-    return (
-        f'<svg viewBox="0 0 {_WIDTH:.0f} {_HEIGHT:.0f}" role="img" aria-label="{escape(label)}">\n{body}\n</svg>'
-    )
+    return f'<svg viewBox="0 0 {_WIDTH:.0f} {_HEIGHT:.0f}" role="img" aria-label="{escape(label)}">\n{body}\n</svg>'
 
 
 def _spread(heights: Sequence[float]) -> list[float]:
@@ -111,17 +109,17 @@ def hit_ratio_figure(
         capacities: (name, tokens), by size.
         below: what to write below a capacity of so many tokens, or None.
     """
-    low, high = capacities[0][1], capacities[-1][1]
+    low, high = float(capacities[0][1]), float(capacities[-1][1])
     if low == high:
         low, high = low / 2, high * 2
     axes = _Axes(low, high, max((ratio for curve in curves for _, ratio in curve.points), default=0.0))
     parts = axes.grid()
     last_x = -math.inf
     for name, tokens in capacities:
-        x = axes.x(tokens)
+        x, y = axes.x(tokens), _HEIGHT - _BOTTOM
         if x - last_x < _LABEL_WIDTH:
             continue
-        last_x, y = x, _HEIGHT - _BOTTOM
+        last_x = x
         parts.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{y}" y2="{y + 5}"/>')
         parts.append(f'<text class="strong" x="{x:.1f}" y="{y + 22}" text-anchor="middle">{escape(name)}</text>')
         if (more := below(tokens)) is not None:
@@ -140,15 +138,13 @@ def hit_ratio_figure(
         for tokens, ratio in curve.points:
             x, y = axes.x(tokens), axes.y(ratio)
             what = f"{curve.name}, {tokens:,} tokens: {percent(ratio)}"
+            at, radius = f'cx="{x:.1f}" cy="{y:.1f}"', 3.5 if curve.bound else 5.0
             parts.append(
-                f'<g class="point"><title>{escape(what)}</title>'
-                f'<circle class="hit" cx="{x:.1f}" cy="{y:.1f}" r="12"/>'
-                f'<circle class="dot" style="fill:{fill}" cx="{x:.1f}" cy="{y:.1f}" r="{3.5 if curve.bound else 5}"/></g>'
+                f'<g class="point"><title>{escape(what)}</title><circle class="hit" {at} r="12"/>'
+                f'<circle class="dot" style="fill:{fill}" {at} r="{radius}"/></g>'
             )
-        parts.append(
-            f'<text class="strong" style="fill:{fill}" x="{axes.x(curve.points[-1][0]) + 14:.1f}" y="{height + 4.5:.1f}">'
-            f"{escape(curve.name)}</text>"
-        )
+        at = f'x="{axes.x(curve.points[-1][0]) + 14:.1f}" y="{height + 4.5:.1f}"'
+        parts.append(f'<text class="strong" style="fill:{fill}" {at}>{escape(curve.name)}</text>')
     return _svg(parts, "Hit ratio over capacity, a line for each policy")
 
 
@@ -168,7 +164,7 @@ def distance_figure(distances: ReuseDistances, capacities: Sequence[tuple[str, i
     bins = bins[used[0] : used[-1] + 1]
     low, high = bins[0][0], bins[-1][1]
     most = max(tokens for _, _, tokens in bins) / distances.input_tokens
-    axes = _Axes(low, high, most * 1.12, right=24)
+    axes = _Axes(low, high, most * 1.25, right=24)
     parts = axes.grid()
     floor = axes.y(0)
     for begin, end, tokens in bins:
@@ -186,16 +182,18 @@ def distance_figure(distances: ReuseDistances, capacities: Sequence[tuple[str, i
     middle = (_LEFT + axes.right) / 2
     parts.append(f'<text x="{middle}" y="{floor + 44}" text-anchor="middle">distinct tokens used in between</text>')
     within = dict(distances.within)
-    last_x = -math.inf
+    ends = [-math.inf] * _LABEL_ROWS
     for name, tokens in capacities:
         if not low < tokens < high:
             continue
         x = axes.x(tokens)
         parts.append(f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{floor}"/>')
-        if x - last_x < _LABEL_WIDTH:
+        row = next((row for row, end in enumerate(ends) if x - end >= _LABEL_WIDTH), None)
+        if row is None:
             continue
-        last_x = x
+        ends[row] = x
+        y = _TOP + 10 + 2 * _LABEL_HEIGHT * row
         found = percent(within[tokens] / distances.input_tokens)
-        parts.append(f'<text class="strong" x="{x - 6:.1f}" y="{_TOP + 10}" text-anchor="end">{escape(name)}</text>')
-        parts.append(f'<text x="{x - 6:.1f}" y="{_TOP + 26}" text-anchor="end">{found}</text>')
+        parts.append(f'<text class="strong" x="{x - 6:.1f}" y="{y}" text-anchor="end">{escape(name)}</text>')
+        parts.append(f'<text x="{x - 6:.1f}" y="{y + 16}" text-anchor="end">{found}</text>')
     return _svg(parts, "Input tokens by the distance of their reuse")

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 
 from aradix.errors import ConfigError
+from aradix.policies import POLICIES
 from aradix.replay.arguments import BUILT_IN_REQUESTS
 from aradix.replay.detect import open_trace
 from aradix.replay.driver import ReplaySetup
@@ -26,7 +27,7 @@ __all__ = ["Plan"]
 
 _TOKEN_PAGE_SIZE = 16
 _SHORT_REQUESTS = 20_000
-_COMPARED = ("lru", "tenure")
+_COMPARED = [policy for policy in ("lru", "tenure") if policy in POLICIES]
 _BYTES_PER_LOOKUP, _BYTES_PER_DISTINCT_PAGE = 12, 250
 
 

@@ -29,11 +29,12 @@ def bytes_text(num_bytes: float) -> str:
 
 def seconds_text(seconds: float) -> str:
     """A time as hours, minutes and seconds, such as 2 h 05 min."""
-    if seconds < 60:
+    if seconds < 59.95:
         return f"{seconds:.3g} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
     minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{int(seconds) // 60} min {int(seconds) % 60:02} s"
     return f"{minutes // 60:,} h {minutes % 60:02} min"
 
 

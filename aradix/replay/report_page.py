@@ -142,7 +142,7 @@ class _Page:
             f"{setup.concurrency} in flight",
         ]
         if setup.high_watermark:
-            facts.append(f"{percent(setup.low_watermark)} to {percent(setup.high_watermark)} kept free")
+            facts.append(f"{100 * setup.low_watermark:.3g} to {100 * setup.high_watermark:.3g} % kept free")
         if setup.outputs:
             facts.append("outputs cached too")
         if self._worth.kv_bytes_per_token is not None:
@@ -153,7 +153,7 @@ class _Page:
         return "".join(f"<span>{fact}</span>" for fact in facts)
 
     def _best(self, tokens: int) -> ReplayResult | None:
-        """The policy that finds most there; the first of equals."""
+        """The run of the policy that finds most there; the first of equals."""
         runs = [self._runs[policy, tokens] for policy in self._real]
         return max(runs, key=lambda run: run.hit_tokens, default=None)
 
@@ -161,12 +161,13 @@ class _Page:
         if self._distances is not None:
             ratio = self._distances.reused_tokens / max(1, self._distances.input_tokens)
             yield percent(ratio), "of input tokens came before: no cache finds more"
-        for capacity in (self._capacities[0], self._capacities[-1])[: len(self._capacities)]:
+        for capacity in dict.fromkeys((self._capacities[0], self._capacities[-1])):
             if (best := self._best(capacity.tokens)) is not None:
                 size = "an endless pool" if capacity.endless else f"{capacity.name} tokens"
                 kv = self._worth.kv_bytes(capacity.tokens)
                 in_bytes = "" if kv is None or capacity.endless else f", {bytes_text(kv)}"
-                yield percent(best.hit_ratio), f"found with {size}{in_bytes}, by {escape(best.setup.policy)}"
+                by = f", by {escape(best.setup.policy)}" if self._differ(capacity.tokens) else ""
+                yield percent(best.hit_ratio), f"found with {size}{in_bytes}{by}"
         if (best := self._best(self._capacities[-1].tokens)) is not None:
             saved = self._worth.seconds_saved(best.hit_tokens)
             if saved is not None:
@@ -201,9 +202,8 @@ class _Page:
         lead = "Input tokens found in the cache, of all input tokens, by the capacity of the pool in tokens"
         lead += " and in bytes of KV." if self._worth.kv_bytes_per_token is not None else "."
         if OPTIMAL in self._policies and self._real:
-            lead += (
-                f" The dotted line is the clairvoyant bound; the shaded gap is what {escape(self._real[0])} leaves to it."
-            )
+            base = escape(self._real[0])
+            lead += f" The dotted line is the clairvoyant bound; the shaded gap is what {base} leaves to it."
         return _section("Hit ratio over capacity", lead, f'<div class="wide">{drawn}</div>')
 
     def _figures(self) -> str:
@@ -211,21 +211,22 @@ class _Page:
         with_seconds = self._worth.prefill_tokens_per_s is not None
         most = max(run.hit_ratio for run in self._runs.values()) or 1.0
         compared = OPTIMAL in self._policies and len(self._real) > 1
-        heads = ["Capacity", *(["KV"] if with_bytes else []), "Policy", "Hit ratio"]
-        heads += [f"Way from {escape(self._real[0])} to the bound"] if compared else []
+        heads = ["Capacity", "Policy", *(["KV"] if with_bytes else []), "Hit ratio"]
+        heads += ["To the bound"] if compared else []
         heads += ["Tokens found", *(["Prefill saved"] if with_seconds else []), "Tokens evicted"]
-        rows = []
+        rows: list[str] = []
         for capacity in self._capacities:
             best = self._best(capacity.tokens)
             for place, policy in enumerate(self._policies):
                 run = self._runs[policy, capacity.tokens]
                 kv = self._worth.kv_bytes(capacity.tokens)
                 saved = self._worth.seconds_saved(run.hit_tokens)
-                cells = [_cell("" if place else capacity.name)]
+                cells = [_cell("" if place else capacity.name), _cell(self._name(policy))]
                 if with_bytes:
                     cells.append(_cell("" if place or capacity.endless or kv is None else bytes_text(kv)))
-                meter = f'<span class="meter" style="--of:{self._colour(policy)}"><i style="width:{run.hit_ratio / most:.1%}"></i></span>'
-                cells += [_cell(self._name(policy)), _cell(f"{meter}{percent(run.hit_ratio)}")]
+                meter = f'<i style="width:{run.hit_ratio / most:.1%}"></i>'
+                meter = f'<span class="meter" style="--of:{self._colour(policy)}">{meter}</span>'
+                cells.append(_cell(f"{meter}<span>{percent(run.hit_ratio)}</span>", "ratio"))
                 if compared:
                     cells.append(_cell(self._way(policy, capacity.tokens)))
                 cells.append(_cell(f"{run.hit_tokens:,}"))
@@ -233,27 +234,40 @@ class _Page:
                     cells.append(_cell(seconds_text(saved)))
                 cells.append(_cell(f"{run.evicted_tokens:,}", "quiet"))
                 kinds = ["first"] if not place and rows else []
-                kinds += ["quiet"] if policy == OPTIMAL else ["best"] if run is best and len(self._real) > 1 else []
+                kinds += (
+                    ["quiet"]
+                    if policy == OPTIMAL
+                    else ["best"]
+                    if run is best and self._differ(capacity.tokens)
+                    else []
+                )
                 rows.append(_row(cells, " ".join(kinds)))
-        lead = "Every run, by capacity; the policy that finds most is set in bold."
-        if not compared:
-            lead = "Every run, by capacity."
-        return _section("In figures", lead, _table(heads, rows))
+        lead = "Every run, by capacity."
+        if len(self._real) > 1:
+            lead += " The policy that finds most is set in bold."
+        if compared:
+            lead += f" To the bound: how much of what {escape(self._real[0])} leaves to it another policy gets."
+        return _section("In figures", lead, _table(heads, rows).replace("<table>", '<table class="runs">'))
+
+    def _differ(self, tokens: int) -> bool:
+        """Whether it matters there which policy it is."""
+        return len({self._runs[policy, tokens].hit_tokens for policy in self._real}) > 1
 
     def _way(self, policy: str, tokens: int) -> str:
         """How much of what the first policy leaves to the bound another one gets."""
         base, bound = self._runs[self._real[0], tokens].hit_tokens, self._runs[OPTIMAL, tokens].hit_tokens
         if policy in (self._real[0], OPTIMAL) or bound <= base:
             return ""
-        return f"{(self._runs[policy, tokens].hit_tokens - base) / (bound - base):.0%}"
+        way = (self._runs[policy, tokens].hit_tokens - base) / (bound - base)
+        return f"{100 * way:.0f} %".replace("-", "&minus;")
 
     def _reuse(self, distances: ReuseDistances) -> str:
         drawn = distance_figure(distances, [(each.name, each.tokens) for each in self._capacities])
         first = 1 - distances.reused_tokens / distances.input_tokens
         return _section(
             "How soon tokens return",
-            "Input tokens that came before, by how many distinct tokens were used since. An LRU finds what lies left of "
-            "its capacity, as noted at each line; what lies right of it takes more memory, or a policy that knows better.",
+            "Input tokens that came before, by how many distinct tokens were used since. An LRU finds what lies left "
+            "of its capacity, as noted at each line; the rest takes more memory, or a policy that knows better.",
             f'<div class="wide">{drawn}</div>',
             f"{percent(first)} of the input tokens are seen for the first time.",
         )
@@ -275,7 +289,12 @@ class _Page:
         span = len(counted)
         groups = "".join(f'<th colspan="{span}">{each.name}</th>' for each in self._capacities)
         above = f'<tr><th></th><th colspan="2"></th>{groups}</tr>'
-        heads = ["Tenant", "Requests", "Input tokens", *(escape(policy) for _ in self._capacities for policy in counted)]
+        heads = [
+            "Tenant",
+            "Requests",
+            "Input tokens",
+            *(escape(policy) for _ in self._capacities for policy in counted),
+        ]
         rows = []
         for tenant in tenants[:_MOST_TENANTS]:
             cells = [
@@ -297,16 +316,24 @@ class _Page:
         )
 
     def _terms(self) -> Iterable[tuple[str, str]]:
-        yield "Hit ratio", "Input tokens whose KV was in the cache when their request was admitted, of all input tokens."
+        yield (
+            "Hit ratio",
+            "Input tokens whose KV was in the cache when their request was admitted, of all input tokens.",
+        )
         yield "Capacity", "Slots of the pool, in tokens; running requests and what is kept free have a share in them."
         if OPTIMAL in self._policies:
             yield (
                 "optimal",
-                "Belady's rule, offline: what has to go is what is used again last. It runs requests one by one in the "
-                "trace's order and keeps nothing free, so real caches stay below it, but for what another order of the "
-                "requests in flight can bring.",
+                (
+                    "Belady's rule, offline: what has to go is what is used again last. It runs requests one by one in "
+                    "the trace's order and keeps nothing free, so real caches stay below it, but for what another "
+                    "order of the requests in flight can bring."
+                ),
             )
         if self._worth.prefill_tokens_per_s is not None:
-            yield "Prefill saved", "Tokens found over the rate of prefill given: as if every token took as long as any other."
+            yield (
+                "Prefill saved",
+                "Tokens found over the rate of prefill given: as if every token took as long as any other.",
+            )
         if self._worth.kv_bytes_per_token is not None:
             yield "KV", "The pool's tokens times the bytes of one token's KV, in all layers of the model."

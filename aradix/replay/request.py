@@ -52,7 +52,7 @@ class Request:
 
     @property
     def tenant(self) -> str:
-        """Who it counts for in the report: the tenant of its namespace, or else the namespace; "" where there is none."""
+        """Who it counts for in a report: its namespace's tenant, or the namespace itself; "" where there is none."""
         namespace = Namespace.of(self.extra_key)
         named = namespace.extra if namespace.tenant is None else namespace.tenant
         return "" if named is None else str(named)

@@ -1,10 +1,10 @@
 """How soon tokens are used again, counted in tokens: how large an LRU had to be to still have them.
 
-The distance of a page is the number of distinct pages used since its own last use, itself included: the stack distance of
-Mattson et al., "Evaluation techniques for storage hierarchies" (1970), so that a block LRU of C tokens finds exactly
-what returns within C. A request uses its pages at once, the deepest first. What its path shares with an
-earlier one is a prefix, and what two uses ago lies deeper than what one use ago; so the pages of one distance are
-runs, and each run's distances are consecutive. One sum over requests for each run is all there is to compute.
+The distance of a page is the number of distinct pages used since its own last use, itself included: the stack distance
+of Mattson et al., "Evaluation techniques for storage hierarchies" (1970), so that a block LRU of C tokens finds exactly
+what returns within C. A request uses its pages at once, the deepest first. A page was last used no earlier than what
+follows it, so along a path the pages last used by one request are a run, and the distances in a run are consecutive:
+one sum over requests for each run is all there is to compute.
 """
 
 from __future__ import annotations
@@ -104,11 +104,12 @@ def reuse_distances(
         input_tokens += num_input
         uses = last_use[pages]
         starts = np.flatnonzero(np.diff(uses, prepend=-2))
-        ends = np.append(starts[1:], len(pages))
+        ends = np.append(starts, len(pages))[1:]
         for start, end, use in zip(starts.tolist(), ends.tolist(), uses[starts].tolist(), strict=True):
             if use < 0:
                 break
-            nearer = recent.after(use)
+            # What comes before on the path was used since, and is counted off already.
+            nearer = recent.after(use) + start
             seen = min(end, num_prompt) - start
             if seen > 0:
                 # Of the last page of a prompt, maybe only a part.

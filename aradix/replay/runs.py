@@ -187,10 +187,9 @@ class _Crew:
         self._waiting = sorted(range(len(jobs)), key=lambda number: -jobs[number].num_steps)
         self._running: dict[Connection, tuple[int, BaseProcess]] = {}
         self._memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        forks = "forkserver" in multiprocessing.get_all_start_methods()
-        self._context = multiprocessing.get_context("forkserver" if forks else "spawn")
-        if forks:
-            self._context.set_forkserver_preload([__name__])
+        # Not forks of this process: a bar, torch and numpy may have threads here.
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([__name__])
 
     def work(self, on_progress: OnProgress | None) -> Iterator[tuple[int, Outcome]]:
         done = [0] * len(self._jobs)
