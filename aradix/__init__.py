@@ -8,6 +8,7 @@ import logging
 from aradix import errors, events, policies
 from aradix.cache.base_prefix_cache import BasePrefixCache
 from aradix.cache.chunk_cache import ChunkCache
+from aradix.cache.hiradix_cache import HiRadixCache
 from aradix.cache.lease import Lease
 from aradix.cache.radix_cache import RadixCache
 from aradix.errors import AradixError
@@ -39,6 +40,7 @@ __all__ = [
     "EvictParams",
     "EvictResult",
     "FlushResult",
+    "HiRadixCache",
     "HostKVPool",
     "InsertParams",
     "InsertResult",

@@ -82,6 +82,15 @@ class CacheInitParams:
             background evictor leaves every tenant its claim, even below the watermark. All tenants without a quota
             (no tenant is one of them) share the rest.
         tree_core: `"auto"`, `"python"` or `"cpp"`.
+        kv_pool: the device's KV pool, which a cache with a host tier copies from and to.
+        host: the `HostKVPool` that a `HiRadixCache` keeps what left the device in.
+        storage: a page store behind the host, for what should outlive the process.
+        model_id: names the weights, down to the revision, in the page store: KV of other weights is wrong KV.
+        prefetch_timeout_s: seconds that a lease waits for the page store, at most.
+        write_policy: when tokens are copied to the host: `"write_through"` as soon as they are published,
+            `"write_through_selective"` once they were found again, `"write_back"` when they are evicted.
+        load_back_threshold: fewer host-resident tokens than this are computed again and not copied.
+        copier: how the device copies, where the pool's own way is not wanted: a virtual device brings its own.
         req_to_token_pool: the table of requests, for `cache_unfinished_req` and `cache_finished_req`.
         clock: seconds, for the age of leases; never for the order of eviction.
 
@@ -104,6 +113,14 @@ class CacheInitParams:
     pin_budget: float | None = None
     quotas: Mapping[str | int, float] = field(default_factory=dict, hash=False)
     tree_core: Literal["auto", "python", "cpp"] = "auto"
+    kv_pool: Any = None
+    host: Any = None
+    storage: Any = None
+    model_id: str = ""
+    prefetch_timeout_s: float = 0.5
+    write_policy: Literal["write_through", "write_through_selective", "write_back"] = "write_through_selective"
+    load_back_threshold: int = 10
+    copier: Any = None
     req_to_token_pool: Any = None
     clock: Callable[[], float] = time.monotonic
 
@@ -121,6 +138,7 @@ class CacheInitParams:
         self._check_quotas()
         _check_choice("evict_unit", self.evict_unit, ("page", "node"))
         _check_choice("tree_core", self.tree_core, ("auto", "python", "cpp"))
+        self._check_tiers()
         for name in ("disable", "is_eagle", "waiters_keep_pins", "enable_kv_cache_events"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be a bool, got {getattr(self, name)!r}")
@@ -135,6 +153,42 @@ class CacheInitParams:
         object.__setattr__(self, "streams", tuple(self.streams))
         if str(self.allocator.device).startswith("cuda") and not self.streams:
             raise ConfigError("on CUDA the engine's streams must be named: streams=(torch.cuda.current_stream(), ...)")
+
+    def _check_tiers(self) -> None:
+        _check_choice("write_policy", self.write_policy, ("write_through", "write_through_selective", "write_back"))
+        threshold = self.load_back_threshold
+        if isinstance(threshold, bool) or not isinstance(threshold, int) or threshold < 1:
+            raise ConfigError(f"load_back_threshold must be an int of at least 1, got {threshold!r}")
+        if not isinstance(self.model_id, str):
+            raise ConfigError(f"model_id must be a str, got {self.model_id!r}")
+        timeout = self.prefetch_timeout_s
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
+            raise ConfigError(f"prefetch_timeout_s must be above 0, got {timeout!r}")
+        for needed in ("exists", "get", "put", "clear", "take_faults") if self.storage is not None else ():
+            if not hasattr(self.storage, needed):
+                raise ConfigError(f"storage must be a page store, got {type(self.storage).__name__}")
+        if self.host is None:
+            if self.storage is not None:
+                raise ConfigError("storage= needs host=: pages go to a store and come back by way of the host")
+            return
+        for needed in ("allocator", "format_id", "page_ids"):
+            if not hasattr(self.host, needed):
+                raise ConfigError(f"host must be a HostKVPool, got {type(self.host).__name__}")
+        for needed in ("format_id", "page_ids", "num_slots"):
+            if not hasattr(self.kv_pool, needed):
+                raise ConfigError(
+                    f"host= needs kv_pool=, the pool whose slots the allocator hands out, got "
+                    f"{type(self.kv_pool).__name__}"
+                )
+        if self.kv_pool.num_slots < self.allocator.num_slots:
+            raise ConfigError(
+                f"kv_pool has {self.kv_pool.num_slots} slots, too few for the allocator's {self.allocator.num_slots}"
+            )
+        if not self.page_size == self.kv_pool.page_size == self.host.page_size:
+            raise ConfigError(
+                f"page_size is {self.page_size}, kv_pool's is {self.kv_pool.page_size} and host's is "
+                f"{self.host.page_size}; they must be equal"
+            )
 
     def _check_watermarks(self) -> None:
         for name in ("low_watermark", "high_watermark", "pin_budget"):
@@ -318,7 +372,8 @@ class CacheStats:
         fenced: retired; a stream or a copy may still touch them.
         evictable: cached, pinned by nobody.
         protected: cached and pinned.
-        leased: held by leases, and not in the tree (any more): uncommitted, or flushed since.
+        leased: held by leases, and not in the tree (any more): uncommitted, or flushed since; and by copies from the
+            host that are under way.
         detached: the part of `leased` that was flushed.
         outside: handed out by the allocator to somebody else than this cache.
         quarantined: lost to a fence that could not be recorded.
@@ -336,6 +391,20 @@ class CacheStats:
         num_pins: of `cache.pin` that hold something.
         pinned: by them, and so a part of `protected`; what several pins hold counts for each.
         gate_waits: calls that had to wait for a subtree that somebody wanted alone, so far.
+        loading: the part of `leased` that copies from the host are being made into.
+        host_slots: of the host pool; what follows is about a cache that has one.
+        host_free: can be handed out now.
+        host_used: cached on the host, on the device too or not.
+        host_evictable: cached on the host alone, and in no copy.
+        storing: host slots that copies from the device are being made into, or that were flushed and are in a copy.
+        load_backs: copies from the host, so far.
+        load_back_tokens: tokens that they brought.
+        backups: copies to the host, so far.
+        backuped_tokens: tokens that they brought there.
+        failed_copies: copies of which a part or all failed, so far.
+        host_evicted: tokens evicted from the host, so far.
+        prefetched_tokens: tokens that came from the storage tier, so far.
+        archived_tokens: tokens that were put there, or found there already, so far.
     """
 
     num_slots: int
@@ -359,6 +428,20 @@ class CacheStats:
     retracts: int = field(default=0)
     slot_waits: int = field(default=0)
     gate_waits: int = field(default=0)
+    loading: int = field(default=0)
+    host_slots: int = field(default=0)
+    host_free: int = field(default=0)
+    host_used: int = field(default=0)
+    host_evictable: int = field(default=0)
+    storing: int = field(default=0)
+    load_backs: int = field(default=0)
+    load_back_tokens: int = field(default=0)
+    backups: int = field(default=0)
+    backuped_tokens: int = field(default=0)
+    failed_copies: int = field(default=0)
+    host_evicted: int = field(default=0)
+    prefetched_tokens: int = field(default=0)
+    archived_tokens: int = field(default=0)
     num_pins: int = field(default=0)
     pinned: int = field(default=0)
 

@@ -66,6 +66,7 @@ class BasePrefixCache(abc.ABC):
         store: bool = True,
         resume: bool = False,
         stream: Any = None,
+        load_back: bool = True,
     ) -> Lease:
         """A lease on the longest cached prefix of a key, to be entered with `async with`. Does not wait; entering may.
 
@@ -77,6 +78,8 @@ class BasePrefixCache(abc.ABC):
             store: whether commits publish; without it all slots are freed at release.
             resume: this request was preempted and comes back: not counted as a query.
             stream: that the allocations are ordered for; the first of the engine's if there are any.
+            load_back: copy to the device what a tier below it holds, before the lease is entered; entering may then
+                wait for slots. A cache without such a tier has nothing to copy.
 
         Raises:
             InvalidKeyError: `key` is no `RadixKey`.

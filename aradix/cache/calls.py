@@ -18,13 +18,13 @@ from aradix.errors import CacheClosedError, InvariantError, UsageError
 if TYPE_CHECKING:
     from aradix.cache.evictor import Background
 
-__all__ = ["Calls", "closed_error"]
+__all__ = ["LISTEN_FROM", "Calls", "closed_error"]
 
 _log = logging.getLogger("aradix.cache")
 
 _FAIR_RUN = 128
 """Calls in a row that may complete without letting other tasks run."""
-_LISTEN_FROM = _FAIR_RUN // 2
+LISTEN_FROM = _FAIR_RUN // 2
 """From here on the cache listens whether the loop came round by itself."""
 
 
@@ -131,9 +131,9 @@ class Calls:
     def is_turn_over(self) -> bool:
         """Whether this call should let other tasks run first, before it takes anything."""
         self._run_length += 1
-        if self._run_length < _LISTEN_FROM:
+        if self._run_length < LISTEN_FROM:
             return False
-        if self._run_length == _LISTEN_FROM and self._home is not None:
+        if self._run_length == LISTEN_FROM and self._home is not None:
             self._home.call_next(self._end_run)  # a task that yields by itself is never made to
         if self._run_length < _FAIR_RUN:
             return False

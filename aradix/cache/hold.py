@@ -67,7 +67,7 @@ class Hold(_Shown):
     """The state of a lease. `order` grows, so the youngest lease has the highest; `version` counts changes.
 
     `given` is the user's key; `key` is what the tree looks up, its bigrams under EAGLE. `held` is true from the step
-    that enters the lease to the one that releases it.
+    that enters the lease to the one that releases it. `host_hit` is what the last match found on the host alone.
     """
 
     __slots__ = (
@@ -79,8 +79,10 @@ class Hold(_Shown):
         "entered",
         "given",
         "held",
+        "host_hit",
         "key",
         "limit",
+        "load_back",
         "node_id",
         "num_matched",
         "num_opened",
@@ -125,6 +127,8 @@ class Hold(_Shown):
         self.resume = resume
         self.stream = stream
         self.used: set[Hashable] | None = None
+        self.load_back = True
+        self.host_hit = 0
         self.opened_in = opened_in
         self.opened_near = opened_near
         self.opened_when = opened_when

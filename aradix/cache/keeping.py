@@ -77,6 +77,9 @@ class KeepingCalls(BasePrefixCache):
 
     async def flush(self, namespace: Namespace | str | None = None, **fields: str | int | None) -> FlushResult:
         await self._take_turn()
+        return self._flush(namespace, fields)
+
+    def _flush(self, namespace: Namespace | str | None, fields: dict[str, str | int | None]) -> FlushResult:
         concerned = self._concerned(namespace, fields)
         # Who waits to be entered is entered after the flush, so it must not bring along what it matched before.
         self._pressure.drop_waiting_pins(lambda hold: concerned(hold.key.namespace))

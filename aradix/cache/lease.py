@@ -23,6 +23,7 @@ from aradix.cache.pressure import SlotWaiter, too_large
 from aradix.errors import LeaseReleasedError, OutOfSlotsError, UsageError
 from aradix.keys import RadixKey
 from aradix.params import InsertResult, NodeRef, PriorityRange
+from aradix.short_method import short_method
 
 if TYPE_CHECKING:
     from aradix.cache.radix_cache import RadixCache
@@ -44,18 +45,20 @@ class Lease:
     A lease that is dropped unreleased gives a `ResourceWarning` that says where it was opened, and its slots come back.
     """
 
-    __slots__ = ("__weakref__", "_cache", "_forked", "_hold", "_reserve", "_slots", "_slots_of")
+    __slots__ = ("__weakref__", "_cache", "_forked", "_hold", "_reserve", "_short_calls", "_slots", "_slots_of")
 
     def __init__(self, cache: RadixCache, hold: Hold, reserve: int | None) -> None:
         self._cache = cache
         self._hold = hold
         self._reserve = reserve
         self._forked = False
+        self._short_calls: Any = cache._short_calls
         self._slots: torch.Tensor | None = None
         self._slots_of: tuple[int, int, int] | None = None
 
     # ---- entering and leaving ----
 
+    @short_method("enter")
     async def __aenter__(self) -> Self:
         """Match and pin in one step. Waits for a gate, and with `reserve` for slots; safe to cancel.
 
@@ -76,6 +79,10 @@ class Lease:
             cache._calls.begin_open()
         if not cache._leases.rematch(hold):
             await cache._leases.wait_at_gate(hold)
+            self._check_not_released()
+        tiers = cache._leases.tiers
+        if tiers is not None and tiers.may_bring(hold):
+            await tiers.load_back(hold)
             self._check_not_released()
         if self._reserve is not None and not cache._pressure.admit_now(hold, self._reserve):
             await self._wait_for_admission(hold, self._reserve)
@@ -102,6 +109,7 @@ class Lease:
             cache._leases.release(hold)
             raise
 
+    @short_method("exit")
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -112,6 +120,7 @@ class Lease:
         if abandoned:
             self._warn(num_tokens, "was left open in an async generator that was abandoned")
 
+    @short_method("release")
     def release(self) -> None:
         """Unpin, and give back what was not committed. Does not wait; a second call changes nothing.
 
@@ -127,7 +136,10 @@ class Lease:
         self._cache._leases.release(hold)
         if not hold.entered:
             self._cache._gates.serve_walkers()  # it may be among them
+            if self._cache._leases.tiers is not None:
+                self._cache._leases.tiers.loads.drop(hold)  # or among those who wait for a copy
 
+    @short_method("finish")
     def __del__(self) -> None:
         hold = getattr(self, "_hold", None)
         if hold is None or not hold.held:
@@ -241,6 +253,7 @@ class Lease:
         if hold.published + -(-(hold.num_own + num_tokens) // page_size) * page_size > pool.capacity:
             raise too_large(hold.num_tokens + num_tokens, pool)
 
+    @short_method("allocate")
     async def allocate(self, num_tokens: int) -> None:
         """Add slots for so many more tokens: the rest of its last page first. Waits its turn under pressure.
 
@@ -262,14 +275,15 @@ class Lease:
             self._entered()
 
     def allocate_nowait(self, num_tokens: int) -> None:
-        """As `allocate`, but never waits.
+        """As `allocate`, but never waits: under `write_back` what it evicts goes without a copy.
 
         Raises:
             OutOfSlotsError: there is not enough room now, or others wait for slots already.
         """
         hold, count = self._check_growth(num_tokens)
         cache = self._cache
-        if not cache._pressure.grow_now(hold, count):
+        tiers = cache._leases.tiers
+        if not (cache._pressure.grow_now(hold, count) if tiers is None else tiers.grow_hastily(hold, count)):
             self._check_size(hold, count)
             raise OutOfSlotsError(
                 f"no room for {count} more tokens now: {cache._pool.allocator.available_size()} slots are free, "
@@ -277,6 +291,7 @@ class Lease:
                 f"{len(cache._pressure.growth)} leases wait to grow; retract a request, or await allocate()"
             )
 
+    @short_method("commit")
     def commit(self, key: RadixKey, *, priorities: Sequence[PriorityRange] = ()) -> InsertResult:
         """Publish the whole pages of `key`, whose KV is computed or in flight on the lease's streams. Does not wait.
 

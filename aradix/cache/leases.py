@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,9 +28,12 @@ from aradix.memory.page_table import HELD
 from aradix.params import CacheInitParams, InsertResult, NodeRef, PriorityRange
 from aradix.tree.protocol import Freed, Ready, Slots, TreeCore
 
-__all__ = ["Leases", "Passage"]
+if TYPE_CHECKING:
+    from aradix.cache.tiering import Tiers
 
-_NO_DUPLICATES = torch.empty(0, dtype=torch.int64)
+__all__ = ["NO_DUPLICATES", "Leases", "Passage"]
+
+NO_DUPLICATES = torch.empty(0, dtype=torch.int64)
 
 
 def _ticks(seconds: float) -> int:
@@ -57,17 +60,37 @@ class Leases:
         on_low: called when the pool fell below the low watermark.
     """
 
+    # Those that are named stand where compiled code reads and counts them; see `short_calls.py`.
+    __slots__ = (
+        "__dict__",
+        "__weakref__",
+        "_num_opened",
+        "num_evicted",
+        "num_hit_tokens",
+        "num_queries",
+        "num_query_tokens",
+        "num_resumes",
+        "watch",
+    )
+
     def __init__(self, params: CacheInitParams, core: TreeCore, calls: Calls, on_low: Callable[[], None]) -> None:
         self.holds: dict[int, Hold] = {}
         self.pool = SlotPool(params.allocator, params.streams, calls.fail)
-        self.pressure = Pressure(core, self.pool, self, self.holds, params.clock)
+        self.tenants = Tenants(core)
+        self._has_tenants = bool(self.tenants)
+        # The short ways, and the compiled holds that go them, know nothing of streams, tenants and tiers.
+        self._is_native = core.name == "cpp" and not self._has_tenants and params.host is None
+        is_plain = self._is_native and not params.streams
+        self.pressure: Pressure = Pressure(core, self.pool, self, self.holds, params.clock, takes_short_ways=is_plain)
         self.pins = Pins(core, params.clock, params.pin_tokens(), self.pool.give_back_all)
         self.pins.changed = self.changed
         self.gates = Gates(core, self.pressure, self.pool.give_back_all, self.changed, params.clock, self.pins)
         self.low_pins = LowLevelPins(core)
-        self.tenants = Tenants(core)
         self.passing: set[Hold | Passage] = set()
-        """Let in by a gate in the step that opened it, and not awake yet: pinned, and neither held nor queued."""
+        """Pinned, and neither held nor queued: let in by a gate or by a load in the step that ended it, and not awake
+        yet; or waiting for the page store."""
+        self.tiers: Tiers | None = None
+        """What moves KV between this device and the tiers below; none in a cache that has none."""
         self.watch: Watcher | None = None
         self.watchers: tuple[Watcher, ...] = ()
         self.num_queries = 0
@@ -79,10 +102,8 @@ class Leases:
         self._page_size = params.page_size
         self._is_disabled = params.disable
         # By which a compiled tree does the plain case of a step in one call; see its short_ways.cpp.
-        self._has_tenants = bool(self.tenants)
-        self._is_native = core.name == "cpp" and not self._has_tenants
-        self._takes_short_ways = self._is_native and not params.streams and not params.disable
-        self._make_hold = self.tenants.make_hold if self._has_tenants else make_hold
+        self.takes_short_ways = is_plain and not params.disable
+        self._make_hold = self.tenants.make_hold if self._has_tenants else make_hold if params.host is None else Hold
         self._short_core: Any = core
         self._table = params.allocator.table
         self._core = core
@@ -126,7 +147,7 @@ class Leases:
             return True
         if self.watch is not None:
             self.watch.matching(hold)
-        if self._takes_short_ways and self._short_core.enter_hold(hold):
+        if self.takes_short_ways and self._short_core.enter_hold(hold):
             return True
         match = self._core.match(hold.key, limit=hold.limit, pin=True)
         if match.gate:
@@ -135,6 +156,8 @@ class Leases:
             self.pool.give_back_all(self._core.unpin(hold.node_id))
         hold.node_id = match.node_id
         hold.num_matched = hold.published = hold.committed = match.num_matched
+        if self.tiers is not None:
+            hold.host_hit = match.host_hit
         if match.ready and hold.stream is not None:
             try:
                 self.order_after((hold.stream,), match.ready)
@@ -187,6 +210,11 @@ class Leases:
             undo()
             raise closed_error()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the cache was closed."""
+        return self._calls.closed
+
     def drop_pins(self, hold: Hold) -> None:
         """Give up what a lease that waits to be entered has pinned."""
         node_id, hold.node_id = hold.node_id, 0
@@ -221,6 +249,7 @@ class Leases:
         return bool(
             self.low_pins
             or self.passing
+            or (self.tiers is not None and self.tiers.will_settle)
             or any(gate.granted for gate in self.gates.standing)
             or allocator.outside_size()
             or allocator.held_size() > self.pool.num_held
@@ -247,10 +276,10 @@ class Leases:
         if num_tokens > hold.key.num_items:  # the longest key so far stands for the lease
             hold.key, hold.given = view, given
         if done is None:
-            return InsertResult(start, hold.ref, _NO_DUPLICATES, 0, (start, start))
+            return InsertResult(start, hold.ref, NO_DUPLICATES, 0, (start, start))
         held, end = done.prefix_len, done.end
         hold.node_id, hold.published = done.node_id, end
-        duplicates = _NO_DUPLICATES
+        duplicates = NO_DUPLICATES
         if held > start:
             duplicates = torch.from_numpy(hold.own[: held - start].copy())
         hold.take_front(end - start)
@@ -329,7 +358,7 @@ class Leases:
             self.pressure.drop(
                 hold, LeaseReleasedError(f"the lease opened at {hold.where} was released while it waited")
             )
-        if self._takes_short_ways:
+        if self.takes_short_ways:
             num_given = self._short_core.leave_hold(hold, self._table, HELD)
             if num_given is not None:
                 if num_given:
@@ -354,20 +383,30 @@ class Leases:
         """Slots came back or became evictable: see whether somebody, or the background evictor, waits for that."""
         if self._calls.closed:
             return
+        if self.tiers is not None:
+            self.tiers.begin_due()
         pressure = self.pressure
         if pressure.growth or pressure.admission or self.gates.standing:
             pressure.changed()
         if self._low_slots:
             self.after_take()
 
+    def settle(self) -> None:
+        """Hear of copies that have ended, before anybody says that there is no room."""
+        if self.tiers is not None:
+            self.tiers.drain()
+
     def after_take(self) -> None:
         """Slots were taken: tell if the pool is below its low watermark, and something can be done about it."""
-        if self.pool.num_coming < self._low_slots and self._core.evictable_tokens:
+        if self.pool.num_coming >= self._low_slots or not self._core.evictable_tokens:
+            return
+        # While victims are being written back, the end of each copy is the time to look again.
+        if self.tiers is None or not self.tiers.will_make_room:
             self._on_low()
 
     def publish(self, hold: Hold, given: RadixKey, view: RadixKey) -> InsertResult | None:
         """Commit a key by the short way; `None`, and then nothing was changed, where it is not that plain."""
-        if not self._takes_short_ways or self._calls.closed:
+        if not self.takes_short_ways or self._calls.closed:
             return None
         start, num_known = hold.published, hold.key.num_items
         done = self._short_core.publish_hold(hold, self._table, view, HELD)
@@ -376,7 +415,7 @@ class Leases:
         if view.num_items > num_known:
             hold.given = given
         held, end, ref, duplicates = done
-        spare = _NO_DUPLICATES
+        spare = NO_DUPLICATES
         if duplicates is not None:
             self.pool.note_given(len(duplicates))
             spare = torch.from_numpy(duplicates)
@@ -433,7 +472,8 @@ class Leases:
         began = 0.0 if watch is None else self._params.clock()
         if watch is not None:
             watch.evicting()
-        num_freed = self.pool.give_back_all(self._core.evict(num_slots, **shares))
+        freed = self._core.evict(num_slots, **shares) if self.tiers is None else self.tiers.evict(num_slots, **shares)
+        num_freed = self.pool.give_back_all(freed)
         self.num_evicted += num_freed
         if watch is not None:
             watch.evicted(num_freed, began)

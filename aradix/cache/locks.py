@@ -99,11 +99,15 @@ class Gates:
         Raises:
             UsageError: this task holds one.
         """
-        if self.standing and any(gate.task_id == anyio.get_current_task().id for gate in self.standing):
+        if self.standing and self.is_held_by_this_task():
             raise UsageError(
                 f"this task holds a subtree exclusively and would have to wait for {for_what}, which may never come; "
                 "leave the `async with cache.exclusive(...)` block first"
             )
+
+    def is_held_by_this_task(self) -> bool:
+        """Whether the running task holds a subtree, or waits for one. Does not wait."""
+        return any(gate.task_id == anyio.get_current_task().id for gate in self.standing)
 
     async def wait_in_line(self, step: Callable[[], bool], undo: Callable[[], None]) -> None:
         """Wait until a step that met a gate was taken: by whoever opens it, before this task wakes. Waits.

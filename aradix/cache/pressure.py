@@ -26,13 +26,16 @@ from aradix.errors import RequestTooLargeError, RetractError
 from aradix.memory.page_table import HELD
 from aradix.tree.protocol import Slots, TreeCore
 
-__all__ = ["Admissions", "Pressure", "SlotWaiter"]
+__all__ = ["Admissions", "Load", "Pressure", "SlotWaiter"]
 
 _log = logging.getLogger("aradix.cache")
 
 
 class SlotWaiter:
-    """One waiting call: a lease that grows by `num_tokens`, or (`reserve`) one that waits to be entered."""
+    """One who waits: a lease that grows by `num_tokens`, or (`reserve`) one that waits to be entered; or a `load`.
+
+    A load waits among the admissions, with a hold that is nobody's lease: it has the pin of the lease that began it.
+    """
 
     __slots__ = (
         "began",
@@ -42,6 +45,7 @@ class SlotWaiter:
         "granted",
         "hold",
         "keeps_pins",
+        "load",
         "num_before",
         "num_tokens",
         "reserve",
@@ -49,11 +53,14 @@ class SlotWaiter:
         "version",
     )
 
-    def __init__(self, hold: Hold, num_tokens: int, *, reserve: bool, keeps_pins: bool = True) -> None:
+    def __init__(
+        self, hold: Hold, num_tokens: int, *, reserve: bool, keeps_pins: bool = True, load: Load | None = None
+    ) -> None:
         self.hold = hold
         self.num_tokens = num_tokens
         self.reserve = reserve
         self.keeps_pins = keeps_pins
+        self.load = load
         self.version = -1
         self.began = 0.0
         self.blocked = False
@@ -61,13 +68,23 @@ class SlotWaiter:
         self.num_before = 0
         self.error: BaseException | None = None
         self.event = anyio.Event()
-        self.task_id = anyio.get_current_task().id
+        self.task_id = 0 if load is not None else anyio.get_current_task().id
 
     def settle(self, error: BaseException | None = None) -> None:
         """Decide this waiter's fate, then wake it."""
         self.granted = error is None
         self.error = error
         self.event.set()
+
+
+class Load(Protocol):
+    """A copy from the host that waits for device slots; no task waits in its stead."""
+
+    def take_off(self) -> bool:
+        """Take the slots and begin to copy; False where they cannot be had."""
+
+    def give_up(self) -> None:
+        """Bring nothing: whoever shares this load goes on without it."""
 
 
 class Admissions(Protocol):
@@ -98,6 +115,9 @@ class Admissions(Protocol):
     def note_taken(self, hold: Hold, num_evicted: int) -> None:
         """A lease grew by the short way, in which the tree counted its hit, and evicted so many tokens."""
 
+    def settle(self) -> None:
+        """Hear of copies that have ended."""
+
     def others_can_release(self) -> bool:
         """Whether slots are pinned or held by something that is not an entered lease."""
 
@@ -108,6 +128,9 @@ class Admissions(Protocol):
 class Pressure:
     """The slot waiters of a cache. Nothing here waits but `wait`."""
 
+    # `is_timed` stands where compiled code reads it; see `short_calls.py`.
+    __slots__ = ("__dict__", "__weakref__", "is_timed")
+
     def __init__(
         self,
         core: TreeCore,
@@ -115,6 +138,8 @@ class Pressure:
         cache: Admissions,
         holds: dict[int, Hold],
         clock: Callable[[], float],
+        *,
+        takes_short_ways: bool,
     ) -> None:
         self.watch: Watcher | None = None
         self._clock = clock
@@ -131,7 +156,7 @@ class Pressure:
         self._holds = holds
         self._page_size = core.page_size
         # By which a compiled tree does the plain case of a step in one call; see its short_ways.cpp.
-        self._takes_short_ways = core.name == "cpp" and not pool.streams and not core.shares()
+        self._takes_short_ways = takes_short_ways
         self._short_core: Any = core
         self._table = pool.allocator.table
         self._busy = False
@@ -155,10 +180,13 @@ class Pressure:
         was_busy, self._busy = self._busy, True
         try:
             slots = self._pool.take(num_slots, hold.stream) if num_slots <= self._pool.num_coming else None
-            if slots is None and (missing := num_slots - self._pool.num_coming) > 0:
+            if slots is None and num_slots > self._pool.num_coming:
+                self._cache.settle()
+                missing = num_slots - self._pool.num_coming
                 if missing > self._core.evictable_tokens:
                     return None
-                self._cache.evict_for(hold, missing, num_slots)
+                if missing > 0:
+                    self._cache.evict_for(hold, missing, num_slots)
                 slots = self._pool.take(num_slots, hold.stream)
         finally:
             self._busy = was_busy
@@ -202,6 +230,28 @@ class Pressure:
         admitted = self._admit(hold, num_tokens)
         self._catch_up()
         return admitted
+
+    def load_now(self, load: Load) -> bool:
+        """Let a load begin, unless others wait."""
+        if len(self):
+            return False
+        began = load.take_off()
+        self._catch_up()
+        return began
+
+    def queue_load(self, waiter: SlotWaiter) -> None:
+        """Let a load wait among the admissions. Does not wait: the load is told."""
+        self.admission.append(waiter)
+        waiter.hold.waiting = True
+        self.num_waits += 1
+        self.changed()
+
+    def unqueue_load(self, waiter: SlotWaiter) -> None:
+        """Take a load out of the queue, if it is there, and give up its pin."""
+        if waiter in self.admission:
+            self.admission.remove(waiter)
+            waiter.hold.waiting = False
+        self._cache.drop_pins(waiter.hold)
 
     def _admit(self, hold: Hold, num_tokens: int) -> bool:
         fresh = max(0, num_tokens - hold.num_tokens)
@@ -281,15 +331,18 @@ class Pressure:
         """Take the pins of waiting admissions, the youngest first and only the first found; whether there was one."""
         for waiter in reversed(self.admission):
             if waiter.hold.node_id and is_concerned(waiter.hold):
-                self._cache.drop_pins(waiter.hold)
-                waiter.keeps_pins = False
+                if waiter.load is not None:
+                    waiter.load.give_up()
+                else:
+                    self._cache.drop_pins(waiter.hold)
+                    waiter.keeps_pins = False
                 return True
         return False
 
     def drop_waiting_pins(self, is_concerned: Callable[[Hold], bool]) -> None:
         """Make waiting admissions let go of what they pinned; they match again when they are served."""
         for waiter in self.admission:
-            if waiter.hold.node_id and is_concerned(waiter.hold):
+            if waiter.load is None and waiter.hold.node_id and is_concerned(waiter.hold):
                 self._cache.drop_pins(waiter.hold)
 
     def admission_unblocked(self) -> None:
@@ -339,7 +392,9 @@ class Pressure:
 
     def _serve(self, waiter: SlotWaiter) -> bool:
         hold = waiter.hold
-        if waiter.reserve:
+        if waiter.load is not None:
+            served = waiter.load.take_off()
+        elif waiter.reserve:
             served = self._serve_admission(waiter)
         else:
             slots = self.take(hold.fresh_slots_for(waiter.num_tokens, self._page_size), hold)

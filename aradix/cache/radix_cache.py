@@ -6,6 +6,7 @@ Where things are:
 - `pool.py` is the only door to the allocator; `pressure.py` knows who waits for slots; `locks.py` who wants a subtree
 alone.
 - `hold.py` is what one lease has, `leases.py` the steps that change one, `lease.py` the user's handle to it.
+- `short_calls.py`: what a lease's calls need to do their plain case in compiled code.
 - `keeping.py` has the calls that say what is kept and for whom.
 - This file puts them together: it opens and closes, checks who calls, and has the low-level calls.
 """
@@ -36,8 +37,9 @@ from aradix.cache.low_level import value_array
 from aradix.cache.pressure import too_large
 from aradix.cache.request_rows import RequestRow, committed_len, computed_ids, joined_ids
 from aradix.cache.requests import Requests
+from aradix.cache.short_calls import make_short_calls
 from aradix.cache.views import make_snapshot, make_stats, print_tree
-from aradix.errors import InvalidKeyError, InvariantError, UsageError
+from aradix.errors import ConfigError, InvalidKeyError, InvariantError, UsageError
 from aradix.keys import BIGRAM_BYTES, TOKEN_BYTES, RadixKey
 from aradix.params import (
     CacheInitParams,
@@ -50,8 +52,9 @@ from aradix.params import (
     MatchResult,
     NodeRef,
 )
+from aradix.short_method import short_method
 from aradix.tree import make_core
-from aradix.tree.protocol import NOWHERE, Slots
+from aradix.tree.protocol import NOWHERE, Slots, TreeCore
 
 __all__ = ["RadixCache"]
 
@@ -75,15 +78,7 @@ class RadixCache(KeepingCalls, EventCalls):
             raise UsageError(f"RadixCache takes CacheInitParams(allocator=...), got {type(params).__name__}")
         self._params = params
         self._item_bytes = BIGRAM_BYTES if params.is_eagle else TOKEN_BYTES
-        self._core = make_core(
-            params.tree_core,
-            page_size=params.page_size,
-            item_bytes=self._item_bytes,
-            policy=params.eviction_policy,
-            evict_unit=params.evict_unit,
-            record_events=params.enable_kv_cache_events,
-            shares=params.shares(),
-        )
+        self._core = self._make_core(params)
         self._calls = Calls(
             lambda: self._core.failure,
             lambda hold: self._leases.release(hold),
@@ -97,6 +92,7 @@ class RadixCache(KeepingCalls, EventCalls):
         self._low_pins = self._leases.low_pins
         self._requests = Requests(params, self._core, self._leases)
         self._pressure.on_change = self._on_change
+        self._short_calls: Any = make_short_calls(params, self._item_bytes, self._calls, self._leases, self._core)
         self._leases.pins.on_release = self._release_pin
         self._event_sinks = EventSinks(self._core, self._calls.fail)
         self._home: Home | None = None
@@ -105,6 +101,19 @@ class RadixCache(KeepingCalls, EventCalls):
         self._ended = False
         self._low_slots = int(params.low_watermark * params.allocator.num_slots)
         self._high_slots = int(params.high_watermark * params.allocator.num_slots)
+
+    def _make_core(self, params: CacheInitParams) -> TreeCore:
+        if params.host is not None:
+            raise ConfigError(f"{type(self).__name__} has no host tier; take HiRadixCache, or leave host= out")
+        return make_core(
+            params.tree_core,
+            page_size=params.page_size,
+            item_bytes=self._item_bytes,
+            policy=params.eviction_policy,
+            evict_unit=params.evict_unit,
+            record_events=params.enable_kv_cache_events,
+            shares=params.shares(),
+        )
 
     # ---- opening and closing ----
 
@@ -225,6 +234,7 @@ class RadixCache(KeepingCalls, EventCalls):
 
     # ---- leases ----
 
+    @short_method("lease")
     def lease(
         self,
         key: RadixKey,
@@ -235,6 +245,7 @@ class RadixCache(KeepingCalls, EventCalls):
         store: bool = True,
         resume: bool = False,
         stream: Any = None,
+        load_back: bool = True,
     ) -> Lease:
         self._calls.begin_open()
         view = self._view(key)
@@ -256,8 +267,12 @@ class RadixCache(KeepingCalls, EventCalls):
             raise UsageError(f"store must be a bool, got {store!r}")
         if not (resume is True or resume is False):
             raise UsageError(f"resume must be a bool, got {resume!r}")
+        if not (load_back is True or load_back is False):
+            raise UsageError(f"load_back must be a bool, got {load_back!r}")
         caller = sys._getframe(1)
         hold = self._leases.new(view, key, limit, priority, store, resume, stream, caller.f_code, caller.f_lasti)
+        if self._leases.tiers is not None:
+            hold.load_back = load_back
         return Lease(self, hold, reserve)
 
     def _view(self, key: RadixKey) -> RadixKey:
@@ -304,7 +319,7 @@ class RadixCache(KeepingCalls, EventCalls):
         return num_freed
 
     def _slots_tensor(self, ref: NodeRef) -> torch.Tensor:
-        return torch.from_numpy(self._core.slots_of(ref))
+        return torch.from_numpy(self._core.slots_of(ref)) if ref.node_id else torch.empty(0, dtype=torch.int64)
 
     # ---- low-level calls ----
 
@@ -320,7 +335,8 @@ class RadixCache(KeepingCalls, EventCalls):
             self._end_passage(passage)
             match = self._core.match(view, past_pending=True)
         self._leases.order_after(self._pool.streams, match.ready)
-        return MatchResult(self._slots_tensor(match.last), match.last, match.last, match.last)
+        best = match.best if match.host_hit else match.last
+        return MatchResult(self._slots_tensor(match.last), match.last, best, best, match.host_hit)
 
     def _end_passage(self, passage: Passage) -> None:
         """Unpin what kept the way open. Its caller takes its step at once: no gate is granted in between."""

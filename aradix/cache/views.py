@@ -46,6 +46,7 @@ def make_stats(cache: RadixCache) -> CacheStats:
         retracts=pressure.num_retracts,
         slot_waits=pressure.num_waits,
         gate_waits=cache._gates.num_waits,
+        **(cache._leases.tiers.stats() if cache._leases.tiers is not None else {}),
     )
 
 

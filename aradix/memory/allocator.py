@@ -218,6 +218,11 @@ class SlotAllocator(Sizes):
         """
         return self._table
 
+    @property
+    def listening(self) -> dict[object, Callable[[], None]]:
+        """Who hears of slots that come back: to be counted, not to be changed."""
+        return self._listeners.callbacks
+
     def note_given(self) -> None:
         """Tell the listeners that slots came back by way of `table`."""
         self._listeners.changed = True

@@ -26,6 +26,11 @@ class Listeners:
         self._lock = threading.RLock()
         self._running = False
 
+    @property
+    def callbacks(self) -> dict[object, Callable[[], None]]:
+        """Who is called: to be counted, not to be changed."""
+        return self._callbacks
+
     def add(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Has `callback` called from the next round on; returns what ends that, which may be called twice."""
         key = object()

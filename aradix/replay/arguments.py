@@ -124,6 +124,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--core", choices=("auto", "python", "cpp"), default="auto", help="the tree's implementation (default: auto)"
     )
     parser.add_argument(
+        "--host-capacity",
+        type=_capacities,
+        metavar="N",
+        help="tokens of a host tier behind the pool, which only keeps books; inf for as many as the trace has",
+    )
+    parser.add_argument(
+        "--write-policy",
+        choices=("write_through", "write_through_selective", "write_back"),
+        help="when tokens are copied to the host (default: write_through_selective)",
+    )
+    parser.add_argument(
+        "--storage", type=Path, metavar="DIR", help="a folder behind the host, which a later replay finds again"
+    )
+    parser.add_argument(
         "--limit",
         type=_at_least(1, "the limit"),
         metavar="N",

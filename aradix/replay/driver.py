@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -17,10 +18,14 @@ import anyio
 import numpy as np
 from anyio.lowlevel import checkpoint
 
+from aradix.cache.hiradix_cache import HiRadixCache
 from aradix.cache.radix_cache import RadixCache
 from aradix.errors import InvariantError, RetractError
 from aradix.keys import RadixKey
 from aradix.memory.allocator import SlotAllocator
+from aradix.memory.host_pool import HostKVPool
+from aradix.memory.kv_pool import BookKVPool
+from aradix.memory.storage.file_store import FileStore
 from aradix.params import CacheInitParams, CacheStats
 from aradix.replay.request import Request
 from aradix.replay.schedule import Schedule
@@ -50,6 +55,9 @@ class ReplaySetup:
     high_watermark: float = 0.10
     core: Any = "auto"
     outputs: bool = False
+    num_host_pages: int = 0
+    write_policy: Any = "write_through_selective"
+    storage: Path | None = None
     pace: float | None = None
 
     def cache_params(self, num_pages: int | None = None) -> CacheInitParams:
@@ -59,6 +67,17 @@ class ReplaySetup:
             ConfigError: a value that cannot work.
         """
         num_slots = (self.num_pages if num_pages is None else num_pages) * self.page_size
+        tiers: dict[str, Any] = {}
+        if self.num_host_pages:
+            # Pools that only keep books: the cache does all it does elsewhere, and nothing is copied.
+            kv_pool = BookKVPool(num_slots, self.page_size)
+            tiers = {
+                "kv_pool": kv_pool,
+                "host": HostKVPool(self.num_host_pages * self.page_size, self.page_size, kv_pool),
+                "write_policy": self.write_policy,
+                "storage": None if self.storage is None else FileStore(self.storage),
+                "model_id": "replay",
+            }
         return CacheInitParams(
             allocator=SlotAllocator(num_slots, page_size=self.page_size),
             page_size=self.page_size,
@@ -66,6 +85,7 @@ class ReplaySetup:
             low_watermark=self.low_watermark,
             high_watermark=self.high_watermark,
             tree_core=self.core,
+            **tiers,
         )
 
 
@@ -92,6 +112,9 @@ class ReplayResult:
         num_waits: calls that had to wait for slots.
         num_retracts: waiters that had to give way, and came back.
         tenants: the same for each tenant, the largest first; none where nobody counted.
+        load_back_tokens: of the hits, those that came back from the host.
+        backuped_tokens: copied to the host.
+        prefetched_tokens: that came from the page store.
     """
 
     setup: ReplaySetup
@@ -106,6 +129,9 @@ class ReplayResult:
     lease_p99_us: float
     seconds: float
     tenants: tuple[TenantHits, ...] = ()
+    load_back_tokens: int = 0
+    backuped_tokens: int = 0
+    prefetched_tokens: int = 0
 
     @property
     def hit_ratio(self) -> float:
@@ -175,8 +201,10 @@ class _Run:
 
     async def finish(self) -> ReplayResult:
         """Run all requests, then check that the idle cache is whole."""
+        params = self._setup.cache_params()
         async with AsyncExitStack() as stack:
-            cache = await stack.enter_async_context(RadixCache(self._setup.cache_params()))
+            made = HiRadixCache(params) if params.host is not None else RadixCache(params)
+            cache = await stack.enter_async_context(made)
             if self._observed is not None:
                 await stack.enter_async_context(self._observed(cache))
             begun = perf_counter()
@@ -184,9 +212,12 @@ class _Run:
                 for _ in range(self._setup.concurrency):
                     workers.start_soon(self._work, cache)
             seconds = perf_counter() - begun - self._schedule.read_seconds - self._expand_seconds
-            stats = cache.stats()
+            while (stats := cache.stats()).storing:
+                await checkpoint()
             cache.check()
             check_idle(stats)
+        if params.storage is not None:
+            await params.storage.aclose()
         lease_us = np.frombuffer(self._lease_seconds, np.float64) * 1e6 if self._lease_seconds else np.zeros(1)
         p50, p99 = np.percentile(lease_us, (50, 99))
         return ReplayResult(
@@ -205,6 +236,9 @@ class _Run:
                 TenantHits(tenant, *counts)
                 for tenant, counts in sorted(self._tenants.items(), key=lambda item: (-item[1][1], item[0]))
             ),
+            load_back_tokens=stats.load_back_tokens,
+            backuped_tokens=stats.backuped_tokens,
+            prefetched_tokens=stats.prefetched_tokens,
         )
 
     async def _work(self, cache: RadixCache) -> None:

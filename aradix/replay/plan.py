@@ -21,7 +21,7 @@ from aradix.replay.request import ReplayError, Trace
 from aradix.replay.runs import BoundJob, Excerpt, Job, ReplayJob
 from aradix.replay.survey import check_pool, endless_pages, pool_bytes, survey
 from aradix.replay.workload import BuiltInWorkload
-from aradix.tree import make_core
+from aradix.tree import make_core, make_tiered_core
 
 __all__ = ["Plan"]
 
@@ -100,8 +100,10 @@ class Plan:
         for capacity, tokens in options.capacity:
             if tokens < self.page_size:
                 raise ReplayError(f"--capacity {capacity}: less than one page of {self.page_size} tokens")
+        self._check_tiers()
         try:
-            make_core(options.core, policy="lru", page_size=self.page_size)
+            make = make_core if options.host_capacity is None else make_tiered_core
+            make(options.core, policy="lru", page_size=self.page_size)
         except ConfigError as error:
             raise ReplayError(f"--core {options.core}: {error}") from error
         self._excerpt = Excerpt(self.trace, self.limit)
@@ -114,6 +116,29 @@ class Plan:
         )
         for capacity, tokens in options.capacity:
             check_pool(self._num_pages(tokens), self.page_size, capacity=capacity, most_pages=self._endless_pages)
+        for capacity, tokens in options.host_capacity or ():
+            pages = self._num_pages(tokens)
+            check_pool(
+                pages, self.page_size, capacity=capacity, most_pages=self._endless_pages, option="--host-capacity"
+            )
+
+    def _check_tiers(self) -> None:
+        options = self.options
+        if options.host_capacity is None:
+            for option, value in (("--write-policy", options.write_policy), ("--storage", options.storage)):
+                if value is not None:
+                    raise ReplayError(f"{option}: there is no host tier; give --host-capacity too")
+            return
+        if len(options.host_capacity) > 1:
+            raise ReplayError("--host-capacity takes one number of tokens")
+        capacity, tokens = options.host_capacity[0]
+        if tokens < self.page_size:
+            raise ReplayError(f"--host-capacity {capacity}: less than one page of {self.page_size} tokens")
+        if options.storage is not None:
+            try:
+                options.storage.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ReplayError(f"--storage {options.storage}: {error.strerror}") from error
 
     @property
     def title(self) -> str:
@@ -143,33 +168,47 @@ class Plan:
                     capacity=capacity,
                     setup=self._setup(policy, num_pages),
                     num_steps=self.found.num_requests,
-                    num_bytes=pool_bytes(num_pages, self.page_size, most_pages=self._endless_pages),
+                    num_bytes=sum(
+                        pool_bytes(pages, self.page_size, most_pages=self._endless_pages)
+                        for pages in (num_pages, self._num_host_pages)
+                    ),
                 )
 
     def num_processes(self, num_jobs: int) -> int:
         """How many to run side by side; 1 is this process itself.
 
-        A process takes seconds to start, so by default short runs stay here.
+        A process takes seconds to start, so by default short runs stay here. Runs that share a folder run one after
+        another, for each finds what the one before has stored.
         """
+        if self.options.storage is not None:
+            return 1
         asked: int | None = self.options.jobs
         if asked is None:
             short = num_jobs * self.found.num_requests < _SHORT_REQUESTS
             asked = 1 if short else len(os.sched_getaffinity(0))
         return min(asked, num_jobs)
 
+    @property
+    def _num_host_pages(self) -> int:
+        return 0 if self.options.host_capacity is None else self._num_pages(self.options.host_capacity[0][1])
+
     def _num_pages(self, tokens: float) -> int:
         return int(tokens) // self.page_size if math.isfinite(tokens) else self._endless_pages
 
     def _setup(self, policy: str, num_pages: int) -> ReplaySetup:
-        low, high = self.options.watermarks
+        options = self.options
+        low, high = options.watermarks
         return ReplaySetup(
             policy=policy,
             num_pages=num_pages,
             page_size=self.page_size,
-            concurrency=self.options.concurrency,
+            concurrency=options.concurrency,
             low_watermark=low,
             high_watermark=high,
-            core=self.options.core,
+            core=options.core,
             outputs=self.outputs,
-            pace=self.options.pace,
+            num_host_pages=self._num_host_pages,
+            write_policy=options.write_policy or "write_through_selective",
+            storage=options.storage,
+            pace=options.pace,
         )

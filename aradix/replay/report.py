@@ -64,6 +64,15 @@ def as_json(result: ReplayResult, *, trace: str, capacity: str, worth: Worth = _
         "requests_per_s": round(result.requests_per_s, 1),
         "seconds": round(result.seconds, 3),
     }
+    if setup.num_host_pages:
+        fields |= {
+            "host_capacity_tokens": setup.num_host_pages * setup.page_size,
+            "write_policy": setup.write_policy,
+            "storage": None if setup.storage is None else str(setup.storage),
+            "load_back_tokens": result.load_back_tokens,
+            "backuped_tokens": result.backuped_tokens,
+            "prefetched_tokens": result.prefetched_tokens,
+        }
     if worth.kv_bytes_per_token is not None:
         fields["kv_bytes_per_token"] = worth.kv_bytes_per_token
         fields["capacity_bytes"] = worth.kv_bytes(fields["capacity_tokens"])
@@ -83,6 +92,8 @@ def _row(result: ReplayResult, capacity: str, worth: Worth) -> dict[str, str]:
     row["hit ratio"] = f"{result.hit_ratio:.4f}"
     if (saved := worth.seconds_saved(result.hit_tokens)) is not None:
         row["saved"] = seconds_text(saved)
+    if result.setup.num_host_pages:
+        row["loaded"] = f"{result.load_back_tokens:,}"
     row["evicted"] = f"{result.evicted_tokens:,}"
     # Nobody took a lease to find the bound.
     leases = {

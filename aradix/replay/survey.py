@@ -73,7 +73,7 @@ def pool_bytes(num_pages: int, page_size: int, *, most_pages: int) -> int:
     return num_pages * (page_size * _BYTES_PER_SLOT + _BYTES_PER_PAGE) + cached_tokens * _BYTES_PER_CACHED_TOKEN
 
 
-def check_pool(num_pages: int, page_size: int, *, capacity: str, most_pages: int) -> None:
+def check_pool(num_pages: int, page_size: int, *, capacity: str, most_pages: int, option: str = "--capacity") -> None:
     """See that this machine can hold a pool and what will be cached in it. Does not wait.
 
     Args:
@@ -81,19 +81,20 @@ def check_pool(num_pages: int, page_size: int, *, capacity: str, most_pages: int
         page_size: in tokens.
         capacity: the pool's size as it was asked for.
         most_pages: so many pages would never fill: those of an endless pool.
+        option: that asked for it.
 
     Raises:
         ReplayError: there can be no so large pool, or this machine's memory could not hold it.
     """
     if num_pages > _MAX_PAGES:
         raise ReplayError(
-            f"--capacity {capacity}: {num_pages:,} pages of {page_size}, and a pool has at most {_MAX_PAGES:,}; "
+            f"{option} {capacity}: {num_pages:,} pages of {page_size}, and a pool has at most {_MAX_PAGES:,}; "
             f"give at most {_MAX_PAGES * page_size:,} tokens, or a larger --page-size"
         )
     size_bytes = pool_bytes(num_pages, page_size, most_pages=most_pages)
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size_bytes > memory_bytes:
         raise ReplayError(
-            f"--capacity {capacity}: may need {size_bytes / 1e9:.1f} GB, "
+            f"{option} {capacity}: may need {size_bytes / 1e9:.1f} GB, "
             f"and there are {memory_bytes / 1e9:.1f} GB; give fewer tokens, or a --limit"
         )

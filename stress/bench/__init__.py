@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stress.bench import allocator, contention, events, eviction, lease, lookup, memory, transfer, turns, waiting
+from stress.bench import allocator, contention, events, eviction, lease, lookup, memory, tiers, transfer, turns, waiting
 
 __all__ = ["BENCHMARKS", "Benchmark"]
 
@@ -35,6 +35,7 @@ _MODULES = {
     "events": events,
     "transfer": transfer,
     "contention": contention,
+    "tiers": tiers,
 }
 
 BENCHMARKS = {

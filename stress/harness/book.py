@@ -241,6 +241,16 @@ class Book:
         record.slots = expected
         return expected
 
+    def loaded(self, slot: int, content: int) -> None:
+        """A copy from another tier left something in a slot, which must be nobody's."""
+        owner = self._own.get(slot)
+        if owner is not None or slot in self._stood:
+            raise self.fail(
+                "owner",
+                f"a copy brought {self.contents.name(content)} into slot {slot}, which {owner or 'a lease'} has",
+            )
+        self._cached[slot] = content
+
     def truncated(self, record: Record, num_tokens: int) -> None:
         """A record gives back all beyond so many tokens."""
         for slot in record.slots[num_tokens:]:

@@ -73,7 +73,8 @@ class Worker:
         with site.operation(self._name, f"flush({'all' if which is None else namespace})") as noted:
             done = await site.cache.flush(which)
             noted.result = f"{done.num_freed_tokens} freed, {done.num_held_tokens} held"
-        site.book.flushed(which)
+        if not site.world.has_store:  # else its clearing has told
+            site.book.flushed(which)
 
     async def _reload(self, namespace: int = 0) -> None:
         """`reload(namespace)`: new requests use its next version; the old one is flushed."""
@@ -82,7 +83,8 @@ class Worker:
         with site.operation(self._name, f"reload {namespace}") as noted:
             done = await site.cache.flush(old)
             noted.result = f"{done.num_freed_tokens} freed, {done.num_held_tokens} held"
-        site.book.flushed(old)
+        if not site.world.has_store:
+            site.book.flushed(old)
 
     async def _evict(self, num_tokens: int = 1) -> None:
         """`evict(tokens)`."""
@@ -98,7 +100,9 @@ class Worker:
         # What went into quarantine was evicted, but did not come back.
         gone = freed + site.cache.stats().quarantined - lost_before
         # Who waits may have let go of pins meanwhile, so that something is evictable again.
-        if (gone < wanted and left and not site.book.num_in_flight) or (
+        # A write-back has to wait, and others evict and publish meanwhile.
+        is_single = not site.world.num_host_pages or site.world.write_policy != "write_back"
+        if (gone < wanted and left and not site.book.num_in_flight and is_single) or (
             gone > wanted and site.world.evict_unit == "page"
         ):
             raise site.book.fail("sum", f"evict({num_tokens}) freed {freed} tokens, and {left} are evictable after it")

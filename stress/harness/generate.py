@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from stress.harness.copies import FATES
 from stress.harness.keeping import make_keeping
 from stress.harness.request import LEAVE_LAST, LONG, NARROW, NO_STORE
-from stress.harness.worlds import Act, Fault, World
+from stress.harness.worlds import Act, Fault, World, WritePolicy
 
 __all__ = ["EMPHASES", "Emphasis", "make_world"]
 
@@ -56,6 +56,7 @@ class Emphasis:
         churn: whether eviction goes against what is used, so that what was just found is soon gone.
         events: how often the cache tells of what it keeps.
         faults: what is planned to break, one of these; "" is nothing.
+        tiers: whether there is a host tier, and perhaps a page store.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Emphasis:
     churn: bool = False
     events: float = 0.25
     faults: tuple[Fault, ...] = ("",)
+    tiers: bool = False
 
 
 _ACTS: Mapping[str, float] = {
@@ -111,6 +113,14 @@ _FAULT_AT = {"record": (3, 50), "policy": (3, 50), "copy": (1, 3), "sink": (1, 5
 _POLICIES = ("lru", "lru", "lfu", "slru", "fifo", "mru", "filo", "priority")
 
 _BUSY: Mapping[str, float] = {"request": 10, "pause": 1, "evict": 0.5}
+
+_WRITE_POLICIES: tuple[WritePolicy, ...] = (
+    "write_through",
+    "write_through",
+    "write_through_selective",
+    "write_back",
+    "write_back",
+)
 
 EMPHASES: dict[str, Emphasis] = {
     each.name: each
@@ -244,6 +254,28 @@ EMPHASES: dict[str, Emphasis] = {
             events=1.0,
             length=(2, 4),
         ),
+        Emphasis(
+            name="tiers",
+            acts={**_ACTS, "evict": 14, "request": 16, "cancel": 4, "pause": 2},
+            steps=_STEPS,
+            tiers=True,
+            pages=(6, 12),
+            holding=0.2,
+            prompts=(2, 3),
+            length=(10, 18),
+        ),
+        Emphasis(
+            name="crowded tiers",
+            acts={"request": 12, "pause": 1, "evict": 8, "cancel": 5, "flush": 0.5, "exclusive": 1, "tick": 1},
+            steps={**_STEPS, "grow": 9, "cancel": 2, "pause": 4},
+            tiers=True,
+            reserve=0.5,
+            pages=(4, 9),
+            holding=0.8,
+            abrupt=1.0,
+            prompts=(3, 5),
+            length=(6, 12),
+        ),
     )
 }
 EMPHASES |= {
@@ -291,6 +323,15 @@ def make_world(seed: int, emphasis: str = "plain") -> World:
         namespaces=tuple(fields[: rng.randint((stress.namespaces + 1) // 2, stress.namespaces)]),
     )
     world = replace(world, keys=_make_keys(rng, world, rng.randint(*stress.prompts)))
+    if stress.tiers:
+        world = replace(
+            world,
+            num_host_pages=rng.randint(num_pages // 2, num_pages * 3),
+            write_policy=rng.choice(_WRITE_POLICIES),
+            load_back_threshold=rng.choice((1, 1, 1, 3)),
+            has_store=rng.random() < 0.3,
+            copy_faults=rng.choice((0, 2, 2, 2)),
+        )
     fault = rng.choice(stress.faults)
     if fault:
         if fault == "record" and not num_streams:

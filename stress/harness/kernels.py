@@ -14,7 +14,7 @@ from typing import Any
 
 import anyio
 
-from stress.device import Kernel, VirtualCopy, VirtualDevice, VirtualEvent, VirtualStream
+from stress.device import HOST_SLOTS, Kernel, VirtualCopy, VirtualDevice, VirtualEvent, VirtualStream
 from stress.device.oracle import Actor
 from stress.harness.book import Book
 from stress.harness.worlds import World
@@ -32,7 +32,28 @@ class _NumberedStream(VirtualStream):
 
 
 class HarnessDevice(VirtualDevice):
-    """A virtual device whose runs can be repeated."""
+    """A virtual device whose runs can be repeated, and that tells where the KV of each copied slot has come from.
+
+    Args:
+        on_moved: called with the slots and stamps of a move, source and target; gives the stamp to leave there.
+    """
+
+    def __init__(
+        self, seed: int, durations: tuple[float, float], on_moved: Callable[[int, int | None, int], int | None]
+    ) -> None:
+        super().__init__(seed, durations)
+        self._on_moved = on_moved
+
+    def carry_over(self, kernel: Kernel, reads: list[int], writes: list[int]) -> None:
+        def move() -> None:
+            for source, target in zip(reads, writes, strict=True):
+                stamp = self._on_moved(source, kernel.seen[source], target)
+                if stamp is None:
+                    self._memory.pop(target, None)
+                else:
+                    self._memory[target] = stamp
+
+        self.clock.schedule(kernel.end, move)
 
     def stream(self, name: str = "") -> VirtualStream:
         number = next(self._numbers)
@@ -48,7 +69,7 @@ class Kernels:
     """
 
     def __init__(self, world: World, book: Book) -> None:
-        self.device = HarnessDevice(world.seed, (0.2, max(0.3, float(world.slow))))
+        self.device = HarnessDevice(world.seed, (0.2, max(0.3, float(world.slow))), self._moved)
         self.streams = [self.device.stream(f"stream {index}") for index in range(world.num_streams)]
         self.extra = self.device.stream("extra") if world.extra_stream and world.num_streams else None
         self._book = book
@@ -123,6 +144,34 @@ class Kernels:
         copy = self.device.start_copy((), slots, self._between(seconds), stamp=stamp)
         self._launched(copy.kernel, (), (), "copy")
         return copy
+
+    def busy_with(self, stream: VirtualStream) -> None:
+        """Something else was launched on a stream: time has to pass for it too."""
+        self._busy_until = max(self._busy_until, stream.mark()[0])
+        self._work.set()
+
+    def contents_of(self, slots: Sequence[int]) -> list[int | None]:
+        """The host reads slots now: what each holds."""
+        seen = self.device.host_read(slots)
+        return [None if (stamp := seen[slot]) is None else self._written.get((stamp, slot)) for slot in slots]
+
+    def put(self, slots: Sequence[int], contents: Sequence[int]) -> None:
+        """The host writes slots now."""
+        stamp = next(self._stamps)
+        for slot, content in zip(slots, contents, strict=True):
+            self._written[stamp, slot] = content
+        self.device.host_write(slots, stamp)
+
+    def _moved(self, source: int, stamp: int | None, target: int) -> int | None:
+        """A copy has ended: what the target holds from now on, under a stamp of its own."""
+        content = None if stamp is None else self._written.get((stamp, source))
+        if content is None:
+            return None
+        moved = next(self._stamps)
+        self._written[moved, target] = content
+        if target < HOST_SLOTS:
+            self._book.loaded(target, content)
+        return moved
 
     def relabel(self, slots: Sequence[int], contents: Sequence[int]) -> None:
         """What these slots hold counts as something else from now on."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import anyio
 
-from aradix import CacheInitParams, RadixCache, SlotAllocator
+from aradix import CacheInitParams, HostKVPool, RadixCache, SlotAllocator
 from aradix.errors import TransferError
 from stress.device import VirtualEvent
 from stress.harness.book import Book
@@ -24,12 +24,14 @@ from stress.harness.kernels import Kernels
 from stress.harness.mirror import Mirror
 from stress.harness.outcome import Failure, Outcome, judge
 from stress.harness.site import Fault, Site, radix_key
+from stress.harness.tiers import make_tiers
 from stress.harness.worlds import World
 from stress.schedules import Chooser, Seeded, attempt
 
 __all__ = ["play", "play_shared"]
 
 _MAX_STEPS = 60_000
+_MAX_ROUNDS = 30
 
 
 def play(world: World, *, chooser: Chooser | None = None, builder: Builder | None = None) -> Outcome:
@@ -116,6 +118,7 @@ class _Run:
             policy = self._fault = BrokenPolicy(world.policy, world.fault_at)
         elif world.fault == "copy":
             self._fault = BreakingCopies(world.fault_at)
+        tiers = make_tiers(world, kernels, self.book)
         cache = self._builder.cache(
             CacheInitParams(
                 allocator=allocator,
@@ -128,6 +131,7 @@ class _Run:
                 waiters_keep_pins=world.waiters_keep_pins,
                 enable_kv_cache_events=world.events,
                 clock=kernels.device.clock.time,
+                **({} if tiers is None else tiers.params(world)),
             )
         )
         try:
@@ -144,11 +148,14 @@ class _Run:
                             worker = Worker(site, number)
                             tasks.start_soon(worker.run, acts, name=f"task {number}")
                     kernels.stop_clock()
-                if not world.fault:
-                    await self._look_at_rest(site)
+                    if not world.fault:
+                        await self._look_at_rest(site)
+                    around.cancel_scope.cancel()
         finally:
             if self.book.violation is None and self.site is not None:
                 self._look_after_close(kernels, allocator)
+                if tiers is not None:
+                    self._look_at_host(tiers.host)
 
     def _listen(self, cache: RadixCache) -> None:
         self._mirror = sink = Mirror(self.book, cache, lambda: self._fault is not None and self._fault.raised)
@@ -161,8 +168,7 @@ class _Run:
     async def _look_at_rest(self, site: Site) -> None:
         """All is released: every slot is free or cached, what is cached is right, and no gate stands."""
         book, cache, allocator = self.book, site.cache, site.allocator
-        await site.pause(2)  # for what the cache does by itself
-        site.kernels.finish()
+        await self._come_to_rest(site)
         allocator.reclaim()
         site.audit()
         site.check_sums()
@@ -184,7 +190,7 @@ class _Run:
                 book.matched(record, since, tokens, slots, len(tokens))
                 site.kernels.read(site.kernels.stream(0), slots, record.contents, f"{record} at the end")
                 book.released(record)
-        site.kernels.finish()
+        await self._come_to_rest(site)
         left = cache.stats().evictable
         freed = (await cache.flush()).num_freed_tokens
         allocator.reclaim()
@@ -193,6 +199,24 @@ class _Run:
             raise book.fail("leak", f"{freed} of {left} evictable tokens came back with a flush: {cache.stats()}")
         allocator.free(everything)
         site.audit()
+
+    async def _come_to_rest(self, site: Site) -> None:
+        """Wait for what the cache does by itself: evicting, and copies that begin further ones as they end."""
+        num_quiet = 0
+        for _ in range(_MAX_ROUNDS):
+            await site.pause(2)
+            site.kernels.finish()
+            stats = site.cache.stats()
+            num_quiet = 0 if stats.storing + stats.loading + stats.protected else num_quiet + 1
+            if num_quiet == 2:  # the end of a copy may have woken the evictor
+                return
+        raise self.book.fail("leak", f"nothing is asked for, but the cache does not come to rest: {site.cache.stats()}")
+
+    def _look_at_host(self, host: HostKVPool) -> None:
+        host.allocator.reclaim()
+        host.allocator.check()
+        if host.available_size() != host.num_slots:
+            raise self.book.fail("leak", f"the cache is closed, but the host has {host.available_size()} of {host}")
 
     def _look_after_close(self, kernels: Kernels, allocator: SlotAllocator) -> None:
         kernels.finish()

@@ -209,9 +209,11 @@ class Site:
         num_leases, own = book.count()
         certain = not book.num_in_flight
         alone = certain and not book.num_gates  # a gate holds what is below it
+        # A copy pins what it reads, and what stands above what it writes.
+        still = alone and not stats.storing + stats.loading
         for name, counted, least, exact in (
-            ("leased", stats.leased - stats.detached, own, alone),
-            ("protected and detached", stats.protected + stats.detached, book.num_stood, alone),
+            ("leased", stats.leased - stats.detached - stats.loading, own, alone),
+            ("protected and detached", stats.protected + stats.detached, book.num_stood, still),
             ("num_leases", stats.num_leases, num_leases, certain),
         ):
             if counted < least or (exact and counted != least):

@@ -13,10 +13,11 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 
 from aradix import Namespace
 
-__all__ = ["Act", "Fault", "Kind", "World"]
+__all__ = ["Act", "Fault", "Kind", "World", "WritePolicy"]
 
 Kind = Literal["shared", "sequential", "linear", "keeping"]
 Fault = Literal["", "record", "policy", "copy", "sink"]
+WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
 
 
 class Act(NamedTuple):
@@ -57,6 +58,10 @@ class World:
         num_streams: configured streams of the virtual device; 0 computes on the host.
         extra_stream: whether leases also use one that is not configured.
         slow: how long the slowest kernels take, in device seconds; the device advances about one a millisecond.
+        num_host_pages: of the host tier; 0 for none.
+        write_policy: as `CacheInitParams` has it; likewise `load_back_threshold`.
+        has_store: whether there is a page store behind the host.
+        copy_faults: one in so many copies, and calls of the store, fails; 0 for none.
         events: whether the cache tells of what it keeps, and a mirror of it is compared.
         fault: `"record"`: recording an event fails; `"policy"`: ranking raises; `"copy"`: nobody can say whether a copy
             has ended; `"sink"`: an event sink raises; the run must end with just that.
@@ -82,6 +87,11 @@ class World:
     extra_stream: bool = False
     slow: int = 3
     events: bool = False
+    num_host_pages: int = 0
+    write_policy: WritePolicy = "write_through"
+    load_back_threshold: int = 1
+    has_store: bool = False
+    copy_faults: int = 0
     fault: Fault = ""
     fault_at: int = 0
     check_every: int = 12
@@ -126,6 +136,7 @@ class World:
             ("kind", get_args(Kind)),
             ("backend", ("asyncio", "trio")),
             ("evict_unit", ("page", "node")),
+            ("write_policy", get_args(WritePolicy)),
             ("fault", get_args(Fault)),
         ):
             if plain.get(name, choices[0]) not in choices:

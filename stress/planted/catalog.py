@@ -8,8 +8,9 @@ from stress.planted.memory import MEMORY
 from stress.planted.order import ORDER
 from stress.planted.plant import Plant
 from stress.planted.shell import SHELL
+from stress.planted.tiers import TIERS
 from stress.planted.tree import TREE
 
 __all__ = ["CATALOG"]
 
-CATALOG: tuple[Plant, ...] = (*MEMORY, *SHELL, *TREE, *COPIES, *ORDER, *KEEPING)
+CATALOG: tuple[Plant, ...] = (*MEMORY, *SHELL, *TREE, *TIERS, *COPIES, *ORDER, *KEEPING)

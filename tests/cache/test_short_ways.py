@@ -1,4 +1,4 @@
-"""What a compiled tree does for a lease in one call comes to the same as the long way through the shell."""
+"""What is compiled of a lease's calls, steps of the tree or whole methods, comes to the same as the way in Python."""
 
 from __future__ import annotations
 
@@ -22,14 +22,18 @@ NUM_PAGES = 12
 class Way:
     """A cache, its leases by name, and what each act answered."""
 
-    def __init__(self, page_size: int, evict_unit: Any, short: bool) -> None:
+    def __init__(self, page_size: int, evict_unit: Any, short_steps: bool, short_methods: bool) -> None:
+        self._short_methods = short_methods
         allocator = SlotAllocator(NUM_PAGES * page_size, page_size)
         params = CacheInitParams(
             allocator, page_size, low_watermark=0, high_watermark=0, evict_unit=evict_unit, tree_core="cpp"
         )
         self.cache = RadixCache(params)
-        assert self.cache._leases._takes_short_ways
-        self.cache._leases._takes_short_ways = self.cache._pressure._takes_short_ways = short
+        assert self.cache._leases.takes_short_ways
+        assert self.cache._short_calls is not None
+        self.cache._leases.takes_short_ways = self.cache._pressure._takes_short_ways = short_steps
+        if not short_methods:
+            self.cache._short_calls = None
         self.leases: list[Any] = []
 
     async def act(self, name: str, *args: Any) -> Any:
@@ -40,13 +44,21 @@ class Way:
             return type(error).__name__, str(error)
 
     async def open(self, tokens: list[int], space: str | None, store: bool, resume: bool) -> Any:
-        lease = self.cache.lease(RadixKey(tokens, space), store=store, resume=resume)
+        if store and not resume:
+            lease = self.cache.lease(RadixKey(tokens, space))
+        else:
+            lease = self.cache.lease(RadixKey(tokens, space), store=store, resume=resume)
         await lease.__aenter__()
         self.leases.append(lease)
         return lease.num_matched, lease.node
 
     async def grow(self, which: int, num_tokens: int) -> None:
         self.leases[which % len(self.leases)].allocate_nowait(num_tokens)
+
+    async def grow_waiting(self, which: int, num_tokens: int) -> None:
+        with anyio.CancelScope() as scope:
+            scope.cancel()  # whoever would have to wait gives up at once
+            await self.leases[which % len(self.leases)].allocate(num_tokens)
 
     async def commit(self, which: int, tokens: list[int], space: str | None) -> Any:
         lease = self.leases[which % len(self.leases)]
@@ -63,6 +75,9 @@ class Way:
 
     async def close(self, which: int) -> None:
         self.leases.pop(which % len(self.leases)).release()
+
+    async def leave(self, which: int) -> None:
+        await self.leases.pop(which % len(self.leases)).__aexit__(None, None, None)
 
     async def flush(self, space: str | None) -> Any:
         return await self.cache.flush(space)
@@ -86,32 +101,41 @@ ACTS = st.one_of(
     st.tuples(st.just("commit"), WHICH, TOKENS, SPACES),
     st.tuples(st.just("commit_known"), WHICH, st.integers(0, 14)),
     st.tuples(st.just("truncate"), WHICH, st.integers(0, 14)),
+    st.tuples(st.just("grow_waiting"), WHICH, st.integers(-1, 14)),
     st.tuples(st.just("close"), WHICH),
+    st.tuples(st.just("leave"), WHICH),
     st.tuples(st.just("fork"), WHICH),
     st.tuples(st.just("flush"), SPACES),
 )
-NEEDS_A_LEASE = {"grow", "commit", "commit_known", "truncate", "close", "fork"}
+NEEDS_A_LEASE = {"grow", "grow_waiting", "leave", "commit", "commit_known", "truncate", "close", "fork"}
 
 
 @pytest.mark.parametrize("evict_unit", ["page", "node"])
 @pytest.mark.parametrize("page_size", [1, 4])
 @settings(deadline=None, max_examples=120)
 @given(acts=st.lists(ACTS, min_size=4, max_size=40))
-def test_both_ways_come_to_the_same(page_size: int, evict_unit: str, acts: list[tuple[Any, ...]]) -> None:
+def test_all_ways_come_to_the_same(page_size: int, evict_unit: str, acts: list[tuple[Any, ...]]) -> None:
     async def main() -> None:
-        short, long = Way(page_size, evict_unit, short=True), Way(page_size, evict_unit, short=False)
-        async with short.cache, long.cache:
+        ways = [
+            Way(page_size, evict_unit, short_steps=False, short_methods=False),
+            Way(page_size, evict_unit, short_steps=True, short_methods=False),
+            Way(page_size, evict_unit, short_steps=True, short_methods=True),
+        ]
+        async with ways[0].cache, ways[1].cache, ways[2].cache:
             for name, *args in acts:
-                if name in NEEDS_A_LEASE and not short.leases:
+                if name in NEEDS_A_LEASE and not ways[0].leases:
                     continue
-                assert await short.act(name, *args) == await long.act(name, *args)
-                assert short.state() == long.state()
-                short.cache.check()
-                long.cache.check()
-            for way in (short, long):
+                answer, *others = [await way.act(name, *args) for way in ways]
+                assert others == [answer] * len(others)
+                state, *others = [way.state() for way in ways]
+                assert others == [state] * len(others)
+                for way in ways:
+                    way.cache.check()
+            for way in ways:
                 while way.leases:
                     way.leases.pop().release()
-            assert short.state() == long.state()
-            short.cache.check()
+                way.cache.check()
+            state, *others = [way.state() for way in ways]
+            assert others == [state] * len(others)
 
     anyio.run(main)

@@ -46,6 +46,7 @@ public:
     size_t page_size() const { return page_size_; }
     int64_t tick() const { return tick_; }
     const Ranking &ranking() const { return ranking_; }
+    const Records &records() const { return records_; }
 
     nb::object take_events();
     // Called when the first event since the last `take_events` is recorded, in the middle of a step; null for nobody.

@@ -5,6 +5,7 @@
 
 #include "hold.hpp"
 #include "page_table.hpp"
+#include "short_calls.hpp"
 #include "tokens.hpp"
 #include "tree.hpp"
 
@@ -18,6 +19,7 @@ using aradix::Hold;
 using aradix::NodeStats;
 using aradix::PageTable;
 using aradix::Policy;
+using aradix::ShortCalls;
 using aradix::Tree;
 
 namespace {
@@ -69,6 +71,14 @@ PyType_Slot hold_slots[] = {{Py_tp_traverse, reinterpret_cast<void *>(traverse_h
 PyType_Slot tree_slots[] = {{Py_tp_traverse, reinterpret_cast<void *>(traverse_tree)},
                             {Py_tp_clear, reinterpret_cast<void *>(clear_tree)},
                             {0, nullptr}};
+
+int traverse_short_calls(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(self));
+    return nb::inst_ready(self) ? nb::inst_ptr<ShortCalls>(self)->traverse(visit, arg) : 0;
+}
+
+// None to clear: whoever refers to one can be cleared, and it is asked until then.
+PyType_Slot short_calls_slots[] = {{Py_tp_traverse, reinterpret_cast<void *>(traverse_short_calls)}, {0, nullptr}};
 
 int import_numpy() {
     import_array1(-1);
@@ -203,8 +213,24 @@ NB_MODULE(_native, module) {
         .def("charge", &Tree::charge, "share"_a, "num_tokens"_a)
         .def("shares", &Tree::shares)
         .def("enter_hold", &Tree::enter_hold, "hold"_a)
-        .def("grow_hold", &Tree::grow_hold, "hold"_a, "table"_a, "num_tokens"_a, "state"_a)
-        .def("publish_hold", &Tree::publish_hold, "hold"_a, "table"_a, "key"_a, "state"_a)
+        .def(
+            "grow_hold",
+            [](Tree &tree, Hold &hold, PageTable &table, int64_t num_tokens, int state) -> nb::object {
+                auto done = tree.grow_hold(hold, table, num_tokens, state);
+                if (!done)
+                    return nb::none();
+                return nb::make_tuple(done->num_taken, done->num_evicted, done->grew);
+            },
+            "hold"_a, "table"_a, "num_tokens"_a, "state"_a)
+        .def(
+            "publish_hold",
+            [](Tree &tree, Hold &hold, PageTable &table, nb::handle key, int state) -> nb::object {
+                auto done = tree.publish_hold(hold, table, key, state);
+                if (!done)
+                    return nb::none();
+                return nb::make_tuple(done->held, done->end, done->last, done->duplicates);
+            },
+            "hold"_a, "table"_a, "key"_a, "state"_a)
         .def("leave_hold", &Tree::leave_hold, "hold"_a, "table"_a, "state"_a)
         .def("slots_of_hold", &Tree::slots_of_hold, "hold"_a)
         .def("detach", &Tree::detach, "namespace"_a = nb::none())
@@ -223,4 +249,8 @@ NB_MODULE(_native, module) {
         .def("look", &Tree::look, "key"_a)
         .def("next_victim", &Tree::next_victim)
         .def("walk", &Tree::walk, nb::kw_only(), "detached"_a = false);
+
+    nb::class_<ShortCalls>(module, "ShortCalls", nb::type_slots(short_calls_slots))
+        .def(nb::init<nb::dict>(), "parts"_a);
+    aradix::add_short_methods(module);
 }

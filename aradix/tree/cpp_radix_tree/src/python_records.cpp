@@ -20,6 +20,12 @@ nb::object interned(const char *name) { return checked(PyUnicode_InternFromStrin
 
 nb::object attribute(nb::handle of, const nb::object &name) { return checked(PyObject_GetAttr(of.ptr(), name.ptr())); }
 
+nb::object shared(PyObject *borrowed) {
+    if (borrowed == nullptr)
+        throw nb::attribute_error("a key without its fields");
+    return nb::borrow(borrowed);
+}
+
 Py_ssize_t size_attribute(nb::handle of, const nb::object &name) {
     nb::object value = attribute(of, name);
     Py_ssize_t size = PyLong_AsSsize_t(value.ptr());
@@ -30,7 +36,8 @@ Py_ssize_t size_attribute(nb::handle of, const nb::object &name) {
 
 }  // namespace
 
-Records::Records() {
+Records::Records()
+    : key_type(nb::module_::import_("aradix.keys").attr("RadixKey")), key_slots(key_type) {
     nb::object protocol = nb::module_::import_("aradix.tree.protocol");
     match = protocol.attr("Match");
     freed = protocol.attr("Freed");
@@ -117,11 +124,22 @@ void append_to(nb::list &list, const nb::object &item) {
         throw nb::python_error();
 }
 
-Key::Key(const Records &records, nb::handle key, size_t page_size, size_t page_bytes, std::optional<int64_t> limit)
-    : data(attribute(key, records.name_data)), name_space(attribute(key, records.name_namespace)) {
-    Py_ssize_t start = size_attribute(key, records.name_start);
-    Py_ssize_t end = size_attribute(key, records.name_stop);
-    Py_ssize_t item_bytes = size_attribute(key, records.name_item_bytes);
+Key::Key(const Records &records, nb::handle key, size_t page_size, size_t page_bytes, std::optional<int64_t> limit) {
+    int64_t start, end, item_bytes;
+    if (PyObject *object = key.ptr(); Py_TYPE(object) == reinterpret_cast<PyTypeObject *>(records.key_type.ptr())) {
+        const KeySlots &slots = records.key_slots;
+        data = shared(slots.data.get(object));
+        name_space = shared(slots.name_space.get(object));
+        start = slots.start.number(object);
+        end = slots.stop.number(object);
+        item_bytes = slots.item_bytes.number(object);
+    } else {
+        data = attribute(key, records.name_data);
+        name_space = attribute(key, records.name_namespace);
+        start = size_attribute(key, records.name_start);
+        end = size_attribute(key, records.name_stop);
+        item_bytes = size_attribute(key, records.name_item_bytes);
+    }
     if (!PyBytes_Check(data.ptr()))
         throw nb::type_error("key.data must be bytes");
     if (start < 0 || end < start || end > PyBytes_GET_SIZE(data.ptr()) || item_bytes < 1)

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "sha256.hpp"
+#include "slot_of.hpp"
 
 namespace aradix {
 
@@ -21,6 +22,8 @@ struct Records {
     nb::object nowhere, no_latch, no_match, no_slots, no_streams, nothing;
     nb::object name_data, name_start, name_stop, name_item_bytes, name_namespace, name_node_id, name_depth, name_rank;
     nb::object name_stream, name_sequence, name_tenant;
+    nb::object key_type;
+    KeySlots key_slots;
 
     // A NamedTuple of that class.
     template <class... Items> nb::object make(nb::handle type, const Items &...items) const {

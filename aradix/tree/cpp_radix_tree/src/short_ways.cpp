@@ -28,48 +28,48 @@ bool Tree::enter_hold(Hold &hold) {
     return true;
 }
 
-nb::object Tree::grow_hold(Hold &hold, PageTable &table, int64_t num_tokens, int state) {
+std::optional<Growth> Tree::grow_hold(Hold &hold, PageTable &table, int64_t num_tokens, int state) {
     Step step(*this);
     int64_t fresh = hold.fresh_slots_for(num_tokens, table.page_size);
     int64_t evicted = 0;
     if (fresh != 0) {
         int64_t missing = fresh - table.free_slots();
         if (has_marks() || hold.fences() || !table.quiet || missing > evictable_tokens)
-            return nb::none();
+            return std::nullopt;
         if (missing > 0)
             evicted = evict_into(table, missing, state);
         int64_t *out = hold.extend(fresh);
         if (!table.take_run(out, fresh, state)) {
             // Somebody on another thread was quicker, while an event was told.
             hold.unextend(fresh);
-            return nb::make_tuple(-evicted, evicted, false);
+            return Growth{-evicted, evicted, false};
         }
     }
     hold.num_own += num_tokens;
     ++hold.version;
     if (!hold.counted && !hold.resume && hold.num_matched != 0 && hold.node_id != 0)
         count_hit(node_named(hold.node_id));
-    return nb::make_tuple(fresh - evicted, evicted, true);
+    return Growth{fresh - evicted, evicted, true};
 }
 
-nb::object Tree::publish_hold(Hold &hold, PageTable &table, nb::handle view, int state) {
+std::optional<Published> Tree::publish_hold(Hold &hold, PageTable &table, nb::handle view, int state) {
     Step step(*this);
     if (has_marks() || hold.fences() || !table.quiet || !hold.store || !hold.counted || hold.node_id == 0)
-        return nb::none();
+        return std::nullopt;
     Key key = read_key(view), before = read_key(hold.key);
     size_t size = key.size, known = before.size;
     if (!key.name_space.is(before.name_space) || std::min(size, known) % item_bytes_ != 0 ||
         std::memcmp(key.tokens, before.tokens, std::min(size, known)) != 0)
-        return nb::none();
+        return std::nullopt;
     int64_t num_tokens = items(size), start = hold.published;
     if (num_tokens < hold.committed || num_tokens > hold.num_tokens() || items(key.stop) <= start)
-        return nb::none();
+        return std::nullopt;
     Handle origin = node_named(hold.node_id);
     if (at(origin).detached || items(at(origin).depth) != start)
-        return nb::none();
+        return std::nullopt;
     Place place = descend(key, origin, kPending);
     if (place.gate != 0)
-        return nb::none();
+        return std::nullopt;
     Slots own(hold.own_data(), static_cast<size_t>(hold.num_own_slots()));
     nb::object no_ready;
     Grown grown = grow(origin, key, own, key.stop, place, saturated(hold.priority), no_ready);
@@ -94,18 +94,18 @@ nb::object Tree::publish_hold(Hold &hold, PageTable &table, nb::handle view, int
     hold.take_front(end - start);
     if (held > start && !table.give(duplicates, state))
         throw std::runtime_error("a lease held slots that its pool does not hold");
-    return nb::make_tuple(held, end, records_.ref(hold.node_id, end), duplicates);
+    return Published{held, end, records_.ref(hold.node_id, end), duplicates};
 }
 
-nb::object Tree::leave_hold(Hold &hold, PageTable &table, int state) {
+std::optional<int64_t> Tree::leave_hold(Hold &hold, PageTable &table, int state) {
     Step step(*this);
     if (has_marks() || hold.fences() || !table.quiet || hold.waiting)
-        return nb::none();
+        return std::nullopt;
     nb::list freed;
     if (hold.node_id != 0) {
         Handle node = node_named(hold.node_id);
         if (at(node).detached)
-            return nb::none();
+            return std::nullopt;
         hold.node_id = 0;
         freed = unpin_node(node, true);
     }
@@ -113,7 +113,7 @@ nb::object Tree::leave_hold(Hold &hold, PageTable &table, int state) {
     if (count != 0 && !table.give_run(hold.own_data(), count, state))
         throw std::runtime_error("a lease held slots that its pool does not hold");
     hold.drop_all();
-    return integer(static_cast<int64_t>(count));
+    return static_cast<int64_t>(count);
 }
 
 nb::object Tree::slots_of_hold(const Hold &hold) {

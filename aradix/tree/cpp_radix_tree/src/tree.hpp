@@ -7,6 +7,18 @@
 
 namespace aradix {
 
+// What came of a lease that grows: slots taken beyond those evicted, tokens evicted, whether it grew.
+struct Growth {
+    int64_t num_taken, num_evicted;
+    bool grew;
+};
+
+// What came of a commit; `duplicates` may be None.
+struct Published {
+    int64_t held, end;
+    nb::object last, duplicates;
+};
+
 class Tree : public Ledger {
 public:
     using Ledger::Ledger;
@@ -25,14 +37,12 @@ public:
     void decay(int64_t now);
 
     nb::object evict(nb::handle num_tokens, nb::handle name_space, nb::handle demand, bool only_excess);
-    // The plain case of what a lease does (short_ways.cpp). False or None: it is not plain, and nothing was changed.
+    // The plain case of what a lease does (short_ways.cpp). False or nothing: it is not plain, and nothing was changed.
     bool enter_hold(Hold &hold);
-    // (slots taken beyond those evicted, tokens evicted, whether it grew)
-    nb::object grow_hold(Hold &hold, PageTable &table, int64_t num_tokens, int state);
-    // (prefix_len, end, last, duplicates or None)
-    nb::object publish_hold(Hold &hold, PageTable &table, nb::handle key, int state);
+    std::optional<Growth> grow_hold(Hold &hold, PageTable &table, int64_t num_tokens, int state);
+    std::optional<Published> publish_hold(Hold &hold, PageTable &table, nb::handle key, int state);
     // The number of slots given back; those of the tree stay there.
-    nb::object leave_hold(Hold &hold, PageTable &table, int state);
+    std::optional<int64_t> leave_hold(Hold &hold, PageTable &table, int state);
     // The slots of its tokens, the tree's and its own.
     nb::object slots_of_hold(const Hold &hold);
     nb::object detach(nb::handle name_space);
