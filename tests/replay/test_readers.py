@@ -88,7 +88,7 @@ def test_a_zipped_file_whose_bytes_changed(tmp_path: Path) -> None:
     ("line", "problem"),
     [
         ("hello", "no trace format"),
-        ("[1, 2]", "no trace format"),
+        ("[1, [2]]", "no trace format"),
         ('{"prompt": "hello"}', "no trace format"),
         ('{"hash_ids": ', "truncated"),
         (ARRIVALS_HEADER, "--arrivals"),
