@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from aradix.errors import ConfigError
 from aradix.policies import POLICIES
@@ -69,6 +69,12 @@ def _worth(options: argparse.Namespace) -> Worth:
 def _policies(options: argparse.Namespace) -> list[str]:
     # A program that reads our lines, and a page that shows one run, get what a cache does by itself.
     chosen = options.policy or (_COMPARED[:1] if options.json or options.inspect is not None else _COMPARED)
+    if options.host_capacity is not None:
+        if OPTIMAL in chosen:
+            raise ReplayError(
+                f"--policy {OPTIMAL} knows one tier, and not that of --host-capacity; leave one of them out"
+            )
+        return [*chosen]
     return [*chosen, OPTIMAL] if options.report is not None and OPTIMAL not in chosen else [*chosen]
 
 
@@ -151,16 +157,11 @@ class Plan:
         The bound is one job for all capacities, since it reads the trace but once.
         """
         setups = [(capacity, self._num_pages(tokens)) for capacity, tokens in self.options.capacity]
+        if OPTIMAL not in self.policies and self.options.report is not None:
+            yield self._bound(setups)
         for policy in self.policies:
             if policy == OPTIMAL:
-                lookups = self.found.input_tokens // self.page_size
-                yield BoundJob(
-                    excerpt=self._excerpt,
-                    setups=tuple((capacity, self._setup(policy, num_pages)) for capacity, num_pages in setups),
-                    with_distances=self.options.report is not None,
-                    num_requests=self.found.num_requests,
-                    num_bytes=lookups * _BYTES_PER_LOOKUP + self.found.distinct_pages * _BYTES_PER_DISTINCT_PAGE,
-                )
+                yield self._bound(setups)
                 continue
             for capacity, num_pages in setups:
                 yield ReplayJob(
@@ -173,6 +174,17 @@ class Plan:
                         for pages in (num_pages, self._num_host_pages)
                     ),
                 )
+
+    def _bound(self, setups: Sequence[tuple[str, int]]) -> BoundJob:
+        lookups = self.found.input_tokens // self.page_size
+        return BoundJob(
+            excerpt=self._excerpt,
+            setups=tuple((capacity, self._setup(OPTIMAL, num_pages)) for capacity, num_pages in setups),
+            with_bound=OPTIMAL in self.policies,
+            with_distances=self.options.report is not None,
+            num_requests=self.found.num_requests,
+            num_bytes=lookups * _BYTES_PER_LOOKUP + self.found.distinct_pages * _BYTES_PER_DISTINCT_PAGE,
+        )
 
     def num_processes(self, num_jobs: int) -> int:
         """How many to run side by side; 1 is this process itself.

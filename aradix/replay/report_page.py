@@ -143,6 +143,8 @@ class _Page:
         ]
         if setup.high_watermark:
             facts.append(f"{100 * setup.low_watermark:.3g} to {100 * setup.high_watermark:.3g} % kept free")
+        if setup.num_host_pages:
+            facts.append(f"{tokens_text(setup.num_host_pages * setup.page_size)} tokens of host behind the pool")
         if setup.outputs:
             facts.append("outputs cached too")
         if self._worth.kv_bytes_per_token is not None:

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import anyio
 
 from aradix.replay.driver import Observed, ReplayResult, ReplaySetup, replay
-from aradix.replay.optimal import PagedTrace
 from aradix.replay.request import ReplayError, Request, Trace
-from aradix.replay.reuse import ReuseDistances, reuse_distances
+from aradix.replay.reuse import LookedUpTrace, ReuseDistances, reuse_distances
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -94,10 +93,11 @@ class ReplayJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundJob:
-    """The clairvoyant bound at each capacity, and reuse distances if asked: all from one reading of the trace."""
+    """The clairvoyant bound at each capacity, and reuse distances, if asked: all from one reading of the trace."""
 
     excerpt: Excerpt
     setups: tuple[tuple[str, ReplaySetup], ...]
+    with_bound: bool
     with_distances: bool
     num_requests: int
     num_bytes: int
@@ -108,7 +108,7 @@ class BoundJob:
 
     @property
     def num_steps(self) -> int:
-        return self.num_requests * (1 + len(self.setups) + self.with_distances)
+        return self.num_requests * (1 + self.with_bound * len(self.setups) + self.with_distances)
 
     def run(self, on_progress: OnProgress | None) -> Outcome:
         num_passed = 0
@@ -124,10 +124,10 @@ class BoundJob:
 
         setup = self.setups[0][1]
         try:
-            paged = PagedTrace(reading(), setup.page_size, outputs=setup.outputs)
+            paged = LookedUpTrace(reading(), setup.page_size, outputs=setup.outputs)
             num_passed += self.num_requests
             results = []
-            for capacity, each in self.setups:
+            for capacity, each in self.setups if self.with_bound else ():
                 results.append((capacity, paged.result(each, tell)))
                 num_passed += self.num_requests
             distances = None

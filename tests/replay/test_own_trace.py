@@ -72,7 +72,10 @@ def test_sessions_of_two_tenants_are_two(tmp_path: Path) -> None:
 
 
 def test_texts_become_the_tokens_that_an_engine_sees(tmp_path: Path, tokenizer: Path) -> None:
-    lines = ['"you are helpful"', *({"text": "you are", "output": "snow", "tenant": "t"} for _ in range(100))]
+    lines: list[dict[str, Any] | str] = [
+        '"you are helpful"',
+        *({"text": "you are", "output": "snow", "tenant": "t"} for _ in range(100)),
+    ]
     first, *others = read(write_lines(tmp_path / "t", lines), tokenizer)
     assert (first.ids.tolist(), first.output.tolist()) == ([1, 2, 3], [])
     assert [(request.ids.tolist(), request.output.tolist()) for request in others] == [([1, 2], [7])] * 100
