@@ -144,7 +144,7 @@ class RadixTree(TierSteps):
         known_ready: tuple[Ready, ...] = ()
         walked: TreeNode = node
         while walked is not origin:
-            walked.hit_count += hits[0]
+            self._hit(walked, hits[0])
             known_ready = newest_ready(known_ready, walked.ready)
             assert walked.parent is not None
             walked = walked.parent
@@ -158,6 +158,7 @@ class RadixTree(TierSteps):
             node.ready = ready
             node.priority = priority
             node.hit_count = hits[1]
+            self._recall(node)
         above: TreeNode | None = node
         while above is not None:
             above.priority = max(above.priority, priority)
@@ -197,7 +198,7 @@ class RadixTree(TierSteps):
         bottom = self._nodes[node_id]
         node: TreeNode | None = bottom
         while node is not None:
-            node.hit_count += 1
+            self._hit(node)
             node = node.parent
         if not bottom.detached:
             self._refile(bottom)
@@ -216,6 +217,8 @@ class RadixTree(TierSteps):
     def evict(self, num_tokens: int) -> list[Freed]:
         freed: list[Freed] = []
         missing = num_tokens
+        if self._reuse is not None and num_tokens > 0:
+            self._reuse.capacity = self.evictable_tokens + self.protected_tokens
         while missing > 0 and (leaf := self._least(self._evictable)) is not None:
             freed.append(self._evict_from(leaf, missing))
             missing -= len(freed[-1].slots)

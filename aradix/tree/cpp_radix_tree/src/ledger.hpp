@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "ranking.hpp"
+#include "reuse.hpp"
 
 namespace aradix {
 
@@ -105,6 +106,9 @@ protected:
     // Make a whole path the most recent; gives its ready events.
     nb::object touch(Handle bottom);
     void refile(Handle handle);
+    void count_hits(Handle handle, int64_t num_hits);
+    // Give a new leaf the uses that are known of its tokens; parts of it that differ become nodes of their own.
+    void recall(Handle leaf);
     // Merge what became equal at a node and on the path above it; the node at its end then.
     Handle merge_path(Handle bottom);
     bool try_merge(Handle parent);
@@ -125,6 +129,7 @@ protected:
     bool whole_nodes_, records_events_;
     Arena<Node> nodes_;
     Ranking ranking_;
+    std::unique_ptr<ReuseRecord> reuse_;  // under `tenure`
 
 private:
     uint64_t page_hash(const uint8_t *page) const { return hash_page(page, page_bytes_, seed_); }

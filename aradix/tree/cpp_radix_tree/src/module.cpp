@@ -21,7 +21,7 @@ using aradix::Tree;
 namespace {
 
 Policy policy_named(const std::string &name) {
-    constexpr const char *kNames[] = {"lru", "mru", "fifo", "filo", "lfu", "slru", "priority", "user"};
+    constexpr const char *kNames[] = {"lru", "mru", "fifo", "filo", "lfu", "slru", "priority", "tenure", "user"};
     for (int policy = 0; policy <= static_cast<int>(Policy::user); ++policy)
         if (name == kNames[policy])
             return static_cast<Policy>(policy);
@@ -97,6 +97,7 @@ NB_MODULE(_native, module) {
         .def_ro("last_access", &NodeStats::last_access)
         .def_ro("created", &NodeStats::created)
         .def_ro("hit_count", &NodeStats::hit_count)
+        .def_ro("uses", &NodeStats::uses)
         .def_ro("priority", &NodeStats::priority)
         .def_ro("num_tokens", &NodeStats::num_tokens);
 

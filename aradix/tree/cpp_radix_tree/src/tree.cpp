@@ -136,7 +136,7 @@ Tree::Grown Tree::grow(Handle origin, const Key &key, const Slots &slots, size_t
     Handle node = arrive(place);
     Grown grown{node, at(node).depth, at(node).depth, nb::object(), nb::object()};
     for (Handle walked = node; walked != origin; walked = at(walked).parent) {
-        at(walked).hit_count += held_hits;
+        count_hits(walked, held_hits);
         grown.ready = records_.newest_ready(grown.ready, at(walked).ready);
     }
     size_t start = at(origin).depth;
@@ -151,6 +151,7 @@ Tree::Grown Tree::grow(Handle origin, const Key &key, const Slots &slots, size_t
         leaf.priority = priority;
         leaf.hit_count = new_hits;
         note_marks(ready);
+        recall(grown.node);
     }
     for (; above != kNone; above = at(above).parent)
         at(above).priority = std::max(at(above).priority, priority);
@@ -211,7 +212,7 @@ void Tree::record_hit(int64_t node_id) {
     Step step(*this);
     Handle bottom = node_named(node_id);
     for (Handle handle = bottom; handle != kNone; handle = at(handle).parent)
-        ++at(handle).hit_count;
+        count_hits(handle, 1);
     if (!at(bottom).detached) {
         refile(bottom);
         merge_path(bottom);
@@ -232,6 +233,8 @@ void Tree::mark_streams(int64_t node_id, nb::handle streams_object) {
 // Lets go of so many tokens, least valuable first. `give` gets a leaf that is about to lose so many tokens of its tail.
 template <class Give> void Tree::shrink(int64_t count, Give give) {
     auto page_size = static_cast<int64_t>(page_size_);
+    if (reuse_ && count > 0)
+        reuse_->capacity = evictable_tokens + protected_tokens;
     while (count > 0) {
         Handle handle = ranking_.least();
         if (handle == kNone)
@@ -306,6 +309,8 @@ nb::object Tree::detach(nb::handle name_space) {
             remove_root(handle, node.lock_ref != 0);
         } else {
             --num_nodes;
+            if (reuse_)
+                reuse_->drop(node);
             ranking_.discard(handle);
             if (!name_space.is_none())
                 record_removed(node, 0);
