@@ -56,6 +56,8 @@ class Tree:
     page_size: int
     failure: BaseException | None
     merges: bool
+    @property
+    def stay(self) -> int: ...
     on_event: Callable[[], None] | None
 
     def __init__(

@@ -16,6 +16,7 @@ from aradix.policies import POLICIES
 from aradix.replay.detect import open_trace
 from aradix.replay.driver import ReplayResult, ReplaySetup, replay
 from aradix.replay.lines import TraceFile
+from aradix.replay.optimal import OPTIMAL, PagedTrace
 from aradix.replay.plot import check_plot, save_plot
 from aradix.replay.progress import progress_bar
 from aradix.replay.report import as_json, print_table
@@ -49,8 +50,8 @@ def _capacities(text: str) -> list[_Capacity]:
 def _policies(text: str) -> list[str]:
     policies = list(dict.fromkeys(part.strip() for part in text.split(",")))
     for policy in policies:
-        if policy not in POLICIES:
-            raise argparse.ArgumentTypeError(f"{policy!r} is none of {', '.join(POLICIES)}")
+        if policy not in POLICIES and policy != OPTIMAL:
+            raise argparse.ArgumentTypeError(f"{policy!r} is none of {', '.join(POLICIES)}, {OPTIMAL}")
     return policies
 
 
@@ -104,7 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_policies,
         default="lru",
         metavar="NAME[,NAME...]",
-        help=f"eviction policies, of {', '.join(POLICIES)} (default: lru)",
+        help=f"eviction policies, of {', '.join(POLICIES)}, or {OPTIMAL}, the bound of a clairvoyant one (default: lru)",
     )
     parser.add_argument(
         "--concurrency",
@@ -191,6 +192,7 @@ class _Plan:
             make_core(options.core, policy="lru", page_size=self.page_size)
         except ConfigError as error:
             raise ReplayError(f"--core {options.core}: {error}") from error
+        self._paged: PagedTrace | None = None
         self.found = survey(self.requests(), self.page_size, outputs=self.outputs)
         self._endless_pages = endless_pages(
             self.found,
@@ -204,6 +206,12 @@ class _Plan:
     def requests(self) -> Iterator[Request]:
         """The requests, from the first."""
         return islice(self.trace.requests(), self.limit)
+
+    def optimal(self, setup: ReplaySetup, on_progress: Callable[[int], None] | None) -> ReplayResult:
+        """The clairvoyant bound in place of a run."""
+        if self._paged is None:
+            self._paged = PagedTrace(self.requests(), self.page_size, outputs=self.outputs)
+        return self._paged.result(setup, on_progress)
 
     def setups(self) -> Iterator[tuple[str, ReplaySetup]]:
         """Each policy with each capacity, the latter also as it was asked for."""
@@ -241,7 +249,10 @@ def run(options: argparse.Namespace) -> int:
     for capacity, setup in plan.setups():
         with progress_bar(f"{setup.policy} {capacity}", plan.found.num_requests, sys.stderr) as on_progress:
             try:
-                result = anyio.run(replay, plan.requests(), setup, on_progress)
+                if setup.policy == OPTIMAL:
+                    result = plan.optimal(setup, on_progress)
+                else:
+                    result = anyio.run(replay, plan.requests(), setup, on_progress)
             except MemoryError as error:
                 # What a process may take can be less than what the machine has.
                 raise ReplayError(f"--capacity {capacity}: out of memory; give fewer tokens, or a --limit") from error

@@ -64,6 +64,10 @@ class Ledger:
         self._due: dict[int, None] = {}
         self._tiered = False
 
+    @property
+    def stay(self) -> int:
+        return self._reuse.stay if self._reuse is not None else 0
+
     # ---- making and unmaking nodes ----
 
     def _new_id(self) -> int:

@@ -24,11 +24,12 @@ __all__ = ["ReuseRecord", "page_prints", "seed_of"]
 
 NUM_CLASSES = 16
 NUM_EPOCHS = 512
+MIN_SHIFT = 2
 NUM_RUNGS = 11
 """Candidate stays: none, then 1, 2, 4, ... epochs a half doubling of uses."""
 
 OLD_EPOCHS, YOUNG_EPOCHS = 32, 10
-SLOW_DECAY, FAST_DECAY = 8, 6
+SLOW_DECAY, FAST_DECAY = 7, 5
 MARGIN = 96
 """A candidate must spare one in so many of recency's misses before recency is left for it."""
 
@@ -90,11 +91,12 @@ class ReuseRecord:
         self.capacity = 0
         """Tokens that the cache holds when it has to evict; 0 before it ever had to."""
         self.rung = 0
-        self.shift = 0
+        self.shift = MIN_SHIFT
         self._page_size = page_size
         self._page_bytes = page_bytes
         self._item_bytes = page_bytes // page_size
         self._epoch = 0
+        self._horizon = 0  # ticks before it are no longer in the table, whatever its epochs are now
         self._table = [[0] * NUM_EPOCHS for _ in range(NUM_CLASSES)]
         self._cuts = [0] * NUM_RUNGS
         self._held = [0] * NUM_RUNGS
@@ -124,22 +126,21 @@ class ReuseRecord:
         """A node's hit count is about to rise."""
         if not num_hits or node.detached or node.parent is None:
             return
-        epoch, num_tokens = node.last_use >> self.shift, node.num_tokens
+        last_use, num_tokens = node.last_use, node.num_tokens
         before, after = use_class(node.uses), use_class(node.uses + num_hits)
-        self._score(num_tokens, before, epoch)
+        self._score(num_tokens, before, last_use)
         node.last_use = tick
-        if (before, epoch) != (after, self._epoch):
-            self._add(-num_tokens, before, epoch)
-            self._add(num_tokens, after, self._epoch)
+        self._add(-num_tokens, before, last_use)
+        self._add(num_tokens, after, tick)
 
     def merge(self, parent: TreeNode, child: TreeNode) -> None:
         """Two neighbours become one, which was last used when the later used of them was."""
         for one, other in ((parent, child), (child, parent)):
             if one.last_use < other.last_use:
                 of_uses = use_class(one.uses)
-                self._add(-one.num_tokens, of_uses, one.last_use >> self.shift)
+                self._add(-one.num_tokens, of_uses, one.last_use)
                 one.last_use = other.last_use
-                self._add(one.num_tokens, of_uses, one.last_use >> self.shift)
+                self._add(one.num_tokens, of_uses, one.last_use)
 
     def welcome(self, leaf: TreeNode, tick: int) -> list[tuple[int, int]]:
         """A leaf was inserted; gives its runs as (tokens, uses known from before), from the left.
@@ -161,7 +162,7 @@ class ReuseRecord:
             if ghost is not None:
                 self._forget(ghost)
                 count, uses = min(count, ghost.num_tokens), ghost.uses
-                self._score(count, use_class(uses), ghost.last_use >> self.shift)
+                self._score(count, use_class(uses), ghost.last_use)
             else:
                 self._slow[-1] += count * _WHOLE
                 self._fast[-1] += count * _WHOLE
@@ -169,7 +170,7 @@ class ReuseRecord:
                 runs[-1] = runs[-1][0] + count, uses
             else:
                 runs.append((count, uses))
-            self._add(count, use_class(leaf.uses + uses), tick >> self.shift)
+            self._add(count, use_class(leaf.uses + uses), tick)
             done += count
         return runs
 
@@ -195,7 +196,7 @@ class ReuseRecord:
     def drop(self, node: TreeNode) -> None:
         """A node is flushed."""
         if node.parent is not None:
-            self._add(-node.num_tokens, use_class(node.uses), node.last_use >> self.shift)
+            self._add(-node.num_tokens, use_class(node.uses), node.last_use)
 
     def split(self, head: TreeNode, tail: TreeNode) -> None:
         """A node was cut in two."""
@@ -222,9 +223,11 @@ class ReuseRecord:
             age = self._epoch - self._cuts[0] // 2
             if age > OLD_EPOCHS:
                 self._widen()
-            elif age < YOUNG_EPOCHS and self.shift:
+            elif age < YOUNG_EPOCHS and self.shift > MIN_SHIFT:
                 self._narrow(tick)
             self._choose()
+        elif self._epoch > NUM_EPOCHS // 2:
+            self._widen()  # nothing went yet: all that there is stays in the table
         return self.stay != before
 
     # ---- the table ----
@@ -232,9 +235,10 @@ class ReuseRecord:
     def _level(self, of_uses: int, epoch: int, rung: int) -> int:
         return 2 * epoch + _stay(rung) * use_credit(of_uses)
 
-    def _add(self, num_tokens: int, of_uses: int, epoch: int) -> None:
-        if epoch <= self._epoch - NUM_EPOCHS:
+    def _add(self, num_tokens: int, of_uses: int, last_use: int) -> None:
+        if last_use < self._horizon:
             return
+        epoch = last_use >> self.shift
         self._table[of_uses][epoch % NUM_EPOCHS] += num_tokens
         for rung in range(NUM_RUNGS):
             if self._level(of_uses, epoch, rung) >= self._cuts[rung]:
@@ -242,7 +246,7 @@ class ReuseRecord:
 
     def _forget(self, ghost: Ghost) -> None:
         self._ghost_tokens -= ghost.num_tokens
-        self._add(-ghost.num_tokens, use_class(ghost.uses), ghost.last_use >> self.shift)
+        self._add(-ghost.num_tokens, use_class(ghost.uses), ghost.last_use)
 
     def _tokens_at(self, level: int, rung: int) -> int:
         """Tokens of one level."""
@@ -255,6 +259,7 @@ class ReuseRecord:
 
     def _clear_oldest(self) -> None:
         epoch = self._epoch - NUM_EPOCHS
+        self._horizon = max(self._horizon, epoch + 1 << self.shift)
         for of_uses, counts in enumerate(self._table):
             num_tokens, counts[epoch % NUM_EPOCHS] = counts[epoch % NUM_EPOCHS], 0
             if num_tokens:
@@ -302,13 +307,15 @@ class ReuseRecord:
         self._cuts = [cut >> 1 for cut in self._cuts]
         self.rung -= self.rung > 1
         self._recount()
-        self._settle()
+        if self.capacity:
+            self._settle()
 
     def _narrow(self, tick: int) -> None:
         """Make epochs half as long; which half a token was used in is not known, so each has half of them."""
         wide_epoch = self._epoch
         self.shift -= 1
         self._epoch = tick >> self.shift
+        self._horizon = max(self._horizon, self._epoch - NUM_EPOCHS + 1 << self.shift)
         for of_uses, counts in enumerate(self._table):
             narrow = [0] * NUM_EPOCHS
             for epoch in range(self._epoch - NUM_EPOCHS + 1, self._epoch + 1):
@@ -326,12 +333,13 @@ class ReuseRecord:
 
     # ---- candidates ----
 
-    def _score(self, num_tokens: int, of_uses: int, epoch: int) -> None:
+    def _score(self, num_tokens: int, of_uses: int, last_use: int) -> None:
         """Tokens are used: a hit for each candidate that would hold them."""
         self._slow[-1] += num_tokens * _WHOLE
         self._fast[-1] += num_tokens * _WHOLE
-        if epoch <= self._epoch - NUM_EPOCHS:
+        if last_use < self._horizon:
             return
+        epoch = last_use >> self.shift
         for rung in range(NUM_RUNGS):
             level = self._level(of_uses, epoch, rung)
             if level >= self._cuts[rung]:

@@ -46,6 +46,7 @@ public:
     size_t num_namespaces() const { return static_cast<size_t>(PyDict_GET_SIZE(roots_.ptr())); }
     size_t page_size() const { return page_size_; }
     const Ranking &ranking() const { return ranking_; }
+    int64_t stay() const { return reuse_ ? reuse_->stay() : 0; }
 
     nb::object take_events();
     // Called when the first event since the last `take_events` is recorded, in the middle of a step; null for nobody.

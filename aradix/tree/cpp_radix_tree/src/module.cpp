@@ -107,6 +107,7 @@ NB_MODULE(_native, module) {
              "leaf"_a.none())
         .def_prop_ro("page_size", [](const Tree &tree) { return tree.page_size(); })
         .def_prop_ro("failure", [](const Tree &tree) { return tree.ranking().failure(); })
+        .def_prop_ro("stay", [](const Tree &tree) { return tree.stay(); })
         .def_prop_ro("merges", [](const Tree &tree) { return tree.ranking().merges(); })
         .def_ro("evictable_tokens", &Tree::evictable_tokens)
         .def_ro("protected_tokens", &Tree::protected_tokens)

@@ -8,7 +8,7 @@ namespace aradix {
 namespace {
 
 constexpr int64_t kOldEpochs = 32, kYoungEpochs = 10;
-constexpr int kSlowDecay = 8, kFastDecay = 6;
+constexpr int kSlowDecay = 7, kFastDecay = 5;
 constexpr int64_t kMargin = 96;
 constexpr int64_t kWhole = 256;
 constexpr int64_t kMemory = 6;      // evicted tokens that are remembered, in capacities
@@ -60,14 +60,12 @@ ReuseRecord::ReuseRecord(size_t page_size, size_t item_bytes) : page_size_(page_
 void ReuseRecord::hit(Node &node, int64_t num_hits, int64_t tick) {
     if (num_hits == 0 || node.detached || node.parent == kNone)
         return;
-    int64_t epoch = epoch_of(node.last_use), num_tokens = tokens_in(node.tokens.size());
+    int64_t last_use = node.last_use, num_tokens = tokens_in(node.tokens.size());
     int before = use_class(node.uses()), after = use_class(node.uses() + num_hits);
-    score(num_tokens, before, epoch);
+    score(num_tokens, before, last_use);
     node.last_use = tick;
-    if (before != after || epoch != epoch_) {
-        add(-num_tokens, before, epoch);
-        add(num_tokens, after, epoch_);
-    }
+    add(-num_tokens, before, last_use);
+    add(num_tokens, after, tick);
 }
 
 // Two neighbours become one, which was last used when the later used of them was.
@@ -78,9 +76,9 @@ void ReuseRecord::merge(Node &parent, Node &child) {
     Node &newer = parent.last_use < child.last_use ? child : parent;
     int64_t num_tokens = tokens_in(older.tokens.size());
     int of_uses = use_class(older.uses());
-    add(-num_tokens, of_uses, epoch_of(older.last_use));
+    add(-num_tokens, of_uses, older.last_use);
     older.last_use = newer.last_use;
-    add(num_tokens, of_uses, epoch_of(older.last_use));
+    add(num_tokens, of_uses, older.last_use);
 }
 
 std::vector<ReuseRecord::Run> ReuseRecord::welcome(Node &leaf, uint64_t base, int64_t tick) {
@@ -98,7 +96,7 @@ std::vector<ReuseRecord::Run> ReuseRecord::welcome(Node &leaf, uint64_t base, in
             forget(*ghost);
             count = std::min(count, ghost->num_tokens);
             uses = ghost->uses;
-            score(count, use_class(uses), epoch_of(ghost->last_use));
+            score(count, use_class(uses), ghost->last_use);
         } else {
             slow_[kRungs] += count * kWhole;
             fast_[kRungs] += count * kWhole;
@@ -107,7 +105,7 @@ std::vector<ReuseRecord::Run> ReuseRecord::welcome(Node &leaf, uint64_t base, in
             runs.back().num_tokens += count;
         else
             runs.push_back({count, uses});
-        add(count, use_class(leaf.uses() + uses), epoch_of(tick));
+        add(count, use_class(leaf.uses() + uses), tick);
         size_t rest = at + page_bytes;
         print += page + fingerprint(leaf.tokens.data() + rest, static_cast<size_t>(count) * item_bytes_ - page_bytes,
                                     begin + rest, page_bytes);
@@ -145,7 +143,7 @@ void ReuseRecord::leave(Node &node, int64_t count) {
 
 void ReuseRecord::drop(const Node &node) {
     if (node.parent != kNone)
-        add(-tokens_in(node.tokens.size()), use_class(node.uses()), epoch_of(node.last_use));
+        add(-tokens_in(node.tokens.size()), use_class(node.uses()), node.last_use);
 }
 
 void ReuseRecord::split(Node &head, const Node &tail, uint64_t above) const {
@@ -171,9 +169,11 @@ bool ReuseRecord::advance(int64_t tick) {
         int64_t age = epoch_ - floor_div(cuts_[0], 2);
         if (age > kOldEpochs)
             widen();
-        else if (age < kYoungEpochs && shift_ != 0)
+        else if (age < kYoungEpochs && shift_ > kMinShift)
             narrow(tick);
         choose();
+    } else if (epoch_ > kEpochs / 2) {
+        widen();  // nothing went yet: all that there is stays in the table
     }
     return stay() != before;
 }
@@ -190,14 +190,15 @@ std::optional<ReuseRecord::Ghost> ReuseRecord::recall(uint64_t key) {
 
 void ReuseRecord::forget(const Ghost &ghost) {
     ghost_tokens_ -= ghost.num_tokens;
-    add(-ghost.num_tokens, use_class(ghost.uses), epoch_of(ghost.last_use));
+    add(-ghost.num_tokens, use_class(ghost.uses), ghost.last_use);
 }
 
 // ---- the table ----
 
-void ReuseRecord::add(int64_t num_tokens, int of_uses, int64_t epoch) {
-    if (epoch <= epoch_ - kEpochs)
+void ReuseRecord::add(int64_t num_tokens, int of_uses, int64_t last_use) {
+    if (last_use < horizon_)
         return;
+    int64_t epoch = epoch_of(last_use);
     table_[of_uses][place(epoch)] += num_tokens;
     for (int rung = 0; rung < kRungs; ++rung)
         if (level(of_uses, epoch, rung) >= cuts_[rung])
@@ -217,6 +218,7 @@ int64_t ReuseRecord::tokens_at(int64_t wanted, int rung) const {
 
 void ReuseRecord::clear_oldest() {
     int64_t epoch = epoch_ - kEpochs;
+    horizon_ = std::max(horizon_, (epoch + 1) * (int64_t{1} << shift_));
     for (int of_uses = 0; of_uses < kClasses; ++of_uses) {
         int64_t num_tokens = std::exchange(table_[of_uses][place(epoch)], 0);
         if (num_tokens == 0)
@@ -271,13 +273,15 @@ void ReuseRecord::widen() {
         cut >>= 1;
     rung_ -= rung_ > 1;
     recount();
-    settle();
+    if (capacity != 0)
+        settle();
 }
 
 void ReuseRecord::narrow(int64_t tick) {
     int64_t wide_epoch = epoch_;
     --shift_;
     epoch_ = epoch_of(tick);
+    horizon_ = std::max(horizon_, (epoch_ - kEpochs + 1) * (int64_t{1} << shift_));
     for (auto &counts : table_) {
         std::array<int64_t, kEpochs> narrower{};
         for (int64_t epoch = epoch_ - kEpochs + 1; epoch <= epoch_; ++epoch) {
@@ -302,11 +306,12 @@ void ReuseRecord::narrow(int64_t tick) {
 
 // ---- candidates ----
 
-void ReuseRecord::score(int64_t num_tokens, int of_uses, int64_t epoch) {
+void ReuseRecord::score(int64_t num_tokens, int of_uses, int64_t last_use) {
     slow_[kRungs] += num_tokens * kWhole;
     fast_[kRungs] += num_tokens * kWhole;
-    if (epoch <= epoch_ - kEpochs)
+    if (last_use < horizon_)
         return;
+    int64_t epoch = epoch_of(last_use);
     for (int rung = 0; rung < kRungs; ++rung) {
         int64_t of_rung = level(of_uses, epoch, rung);
         if (of_rung < cuts_[rung] - 1)

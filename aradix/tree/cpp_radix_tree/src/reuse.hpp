@@ -16,7 +16,7 @@ inline int64_t use_credit(int of_uses) { return of_uses == 0 ? 0 : of_uses + 1; 
 
 class ReuseRecord {
 public:
-    static constexpr int kClasses = 16, kEpochs = 512, kRungs = 11;
+    static constexpr int kClasses = 16, kEpochs = 512, kRungs = 11, kMinShift = 2;
 
     struct Run {
         int64_t num_tokens, uses;
@@ -59,7 +59,7 @@ private:
     int64_t tokens_in(size_t size) const { return static_cast<int64_t>(size / item_bytes_); }
     int64_t epoch_of(int64_t tick) const { return tick >> shift_; }
 
-    void add(int64_t num_tokens, int of_uses, int64_t epoch);
+    void add(int64_t num_tokens, int of_uses, int64_t last_use);
     std::optional<Ghost> recall(uint64_t key);
     void forget(const Ghost &ghost);
     int64_t tokens_at(int64_t level, int rung) const;
@@ -68,13 +68,14 @@ private:
     void recount();
     void widen();
     void narrow(int64_t tick);
-    void score(int64_t num_tokens, int of_uses, int64_t epoch);
+    void score(int64_t num_tokens, int of_uses, int64_t last_use);
     void choose();
 
     size_t page_size_, item_bytes_;
     int rung_ = 0;
-    int shift_ = 0;
+    int shift_ = kMinShift;
     int64_t epoch_ = 0;
+    int64_t horizon_ = 0;  // ticks before it are no longer in the table, whatever its epochs are now
     Table table_{};
     std::array<int64_t, kRungs> cuts_{}, held_{}, partial_{};
     Scores slow_{}, fast_{};
