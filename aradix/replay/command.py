@@ -105,7 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_policies,
         default="lru",
         metavar="NAME[,NAME...]",
-        help=f"eviction policies, of {', '.join(POLICIES)}, or {OPTIMAL}, the bound of a clairvoyant one (default: lru)",
+        help=f"eviction policies, of {', '.join(POLICIES)}, or {OPTIMAL}, a clairvoyant's bound (default: lru)",
     )
     parser.add_argument(
         "--concurrency",

@@ -6,11 +6,12 @@ cache, a request's own pages must all be there while it runs, as far as the pool
 may go at once.
 
 What it bounds: hits in pages, of any policy, where requests run one after another in the order of the trace, nothing
-is kept free by watermarks, and eviction goes page by page. Source: Belady, "A study of replacement algorithms for a
-virtual-storage computer" (1966). What it does
-not: with requests in flight side by side their order is another one, and a cache may find a little more in it. In tokens
-it is exact but for pages that are counted in part (the last block of a prompt that is padded), and with outputs, which
-take room and are no look-ups, it is a rule of thumb.
+is kept free by watermarks, and eviction goes page by page. What it does not: with requests in flight side by side their
+order is another one, and a cache may find a little more in it. In tokens it is exact but for pages that are counted in
+part (the last block of a prompt that is padded), and with outputs, which take room and are no look-ups, it is a rule of
+thumb.
+
+Source: Belady, "A study of replacement algorithms for a virtual-storage computer" (1966).
 """
 
 from __future__ import annotations
@@ -189,9 +190,7 @@ class PagedTrace:
         )
 
 
-def optimal_hit_tokens(
-    requests: Iterable[Request], num_pages: int, page_size: int, *, outputs: bool = False
-) -> int:
+def optimal_hit_tokens(requests: Iterable[Request], num_pages: int, page_size: int, *, outputs: bool = False) -> int:
     """Tokens that a clairvoyant cache of so many pages finds; `PagedTrace` answers for several sizes.
 
     Does not wait; blocks until it is done.

@@ -219,7 +219,7 @@ class TreeCore(Protocol):
     def num_namespaces(self) -> int: ...
     @property
     def stay(self) -> int:
-        """Under `Tenure`: ticks that each half doubling of its uses keeps a leaf longer; 0 is recency, and elsewhere."""
+        """Under `Tenure`: ticks that each half doubling of its uses keeps a leaf longer; 0 for recency."""
 
     @property
     def version(self) -> int:

@@ -1,4 +1,4 @@
-"""`Tenure`: victims are those of a full sort, both cores learn the same, uses outlive eviction, and noise is not learned."""
+"""`Tenure`: victims are those of a full sort, both cores learn the same, and uses outlive eviction."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_victims_are_those_of_a_full_sort_whatever_stay_was_learned(core_factory
 @pytest.mark.parametrize("load", [loyal, passing])
 def test_both_cores_learn_the_same(load: type[Iterator[Prompt]], capacity: int) -> None:
     engines = [Engine(make_core(name, policy="tenure", page_size=PAGE), capacity) for name in CORES]
-    for number, prompt in enumerate(load(1, 1500)):  # type: ignore[call-arg, arg-type]
+    for number, prompt in enumerate(load(1, 1500)):  # type: ignore[call-arg]
         namespace = Namespace(salt=number % 2) if number % 5 == 0 else None
         gone = [engine.serve(prompt, namespace) for engine in engines]
         assert gone[0] == gone[1]
