@@ -163,7 +163,7 @@ class Tenure:
         return 2 * node.last_access
 
     def state(self, node: NodeStats) -> tuple[int, int]:
-        return node.uses, node.last_access
+        return use_class(node.uses), node.last_access
 
 
 def use_class(uses: int) -> int:

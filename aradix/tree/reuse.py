@@ -29,13 +29,13 @@ NUM_RUNGS = 11
 """Candidate stays: none, then 1, 2, 4, ... epochs a half doubling of uses."""
 
 OLD_EPOCHS, YOUNG_EPOCHS = 32, 10
-SLOW_DECAY, FAST_DECAY = 7, 5
-MARGIN = 96
+SLOW_DECAY, FAST_DECAY = 9, 6
+MARGIN = 64
 """A candidate must spare one in so many of recency's misses before recency is left for it."""
 
 _WHOLE = 256
-CHUNK_PAGES = 8
-"""Pages that are remembered together, at most: what comes back without its beginning is not known again."""
+CHUNK_PAGES, CHUNK_TOKENS = 8, 128
+"""What is remembered together is at most so many pages, or tokens if that is more."""
 MEMORY = 6
 """Evicted tokens that are remembered, in capacities."""
 _PRINT = (1 << 64) - 1
@@ -118,7 +118,7 @@ class ReuseRecord:
 
     @staticmethod
     def state(node: NodeStats) -> tuple[int, int]:
-        return node.uses, node.last_access
+        return use_class(node.uses), node.last_access
 
     # ---- what happens to nodes ----
 
@@ -178,9 +178,9 @@ class ReuseRecord:
         """The last `num_tokens` of a node are about to go, evicted."""
         size, page = num_tokens * self._item_bytes, self._page_size
         prints = page_prints(node.tokens[len(node.tokens) - size :], node.depth - size, self._page_bytes)
-        left = num_tokens // page
+        left, chunk_pages = num_tokens // page, max(CHUNK_PAGES, CHUNK_TOKENS // page)
         while left:
-            count = (left - 1) % CHUNK_PAGES + 1
+            count = (left - 1) % chunk_pages + 1
             gone = prints[left - count : left]
             node.fingerprint = (node.fingerprint - _sum(gone)) & _PRINT
             key = (node.fingerprint + int(gone[0])) & _PRINT

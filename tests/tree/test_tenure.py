@@ -74,8 +74,8 @@ class Engine:
 
 
 def rank(leaf: NodeView, stay: int) -> int:
-    uses, last_access = leaf.state
-    return 2 * int(last_access) + stay * use_credit(use_class(uses))
+    of_uses, last_access = leaf.state
+    return 2 * int(last_access) + stay * use_credit(of_uses)
 
 
 @pytest.mark.parametrize("evict_unit", ["page", "node"])
@@ -148,10 +148,10 @@ def test_uses_are_remembered_beyond_eviction_and_only_of_what_comes_back(core_fa
     first, other = pages(*range(6)), pages(0, 1, 2, 77, 78, 79)
     for prompt in (first, first, pages(*range(100, 110)), first):
         engine.serve(prompt)
-    assert {view.state[0] for view in core.walk() if view.parent_id} == {1, 3}  # 1 is what is left of the others
+    assert {view.state[0] for view in core.walk() if view.parent_id} == {0, 2}  # 0 is what is left of the others
     engine.serve(pages(*range(200, 210)))
     engine.serve(other, Namespace(salt="elsewhere"))
-    assert {view.state[0] for view in core.walk() if view.parent_id and view.namespace.salt} == {1}
+    assert {view.state[0] for view in core.walk() if view.parent_id and view.namespace.salt} == {0}
     assert {view.hit_count for view in core.walk() if view.parent_id} == {0}
 
 

@@ -111,7 +111,7 @@ bool Ranking::same_state(Handle first, Handle second) {
         if (policy_ == Policy::slru && counted(one) != counted(other))
             return false;
         if (policy_ == Policy::tenure)
-            return one.uses() == other.uses() && one.last_access == other.last_access;
+            return one.last_access == other.last_access && use_class(one.uses()) == use_class(other.uses());
         return rank(one) == rank(other);
     }
     if (whole_history())
@@ -145,7 +145,7 @@ nb::object Ranking::state(Handle handle) {
     if (policy_ == Policy::slru)
         return nb::make_tuple(std::min(node.hit_count, protected_from_), node.last_access);
     if (policy_ == Policy::tenure)
-        return nb::make_tuple(node.uses(), node.last_access);
+        return nb::make_tuple(use_class(node.uses()), node.last_access);
     Rank value = rank(node);
     if (policy_ == Policy::lfu || policy_ == Policy::priority)
         return nb::make_tuple(value.major, value.minor);

@@ -8,11 +8,12 @@ namespace aradix {
 namespace {
 
 constexpr int64_t kOldEpochs = 32, kYoungEpochs = 10;
-constexpr int kSlowDecay = 7, kFastDecay = 5;
-constexpr int64_t kMargin = 96;
+constexpr int kSlowDecay = 9, kFastDecay = 6;
+constexpr int64_t kMargin = 64;
 constexpr int64_t kWhole = 256;
 constexpr int64_t kMemory = 6;      // evicted tokens that are remembered, in capacities
-constexpr int64_t kChunkPages = 8;  // pages that are remembered together, at most
+// What is remembered together is at most so many pages, or tokens if that is more.
+constexpr int64_t kChunkPages = 8, kChunkTokens = 128;
 
 // A number for a page by its tokens and its place in a path; the sum of a path's names it.
 uint64_t page_print(const uint8_t *page, size_t page_bytes, size_t start) {
@@ -62,10 +63,22 @@ void ReuseRecord::hit(Node &node, int64_t num_hits, int64_t tick) {
         return;
     int64_t last_use = node.last_use, num_tokens = tokens_in(node.tokens.size());
     int before = use_class(node.uses()), after = use_class(node.uses() + num_hits);
-    score(num_tokens, before, last_use);
     node.last_use = tick;
-    add(-num_tokens, before, last_use);
-    add(num_tokens, after, tick);
+    slow_[kRungs] += num_tokens * kWhole;
+    fast_[kRungs] += num_tokens * kWhole;
+    int64_t epoch = epoch_of(last_use);
+    if (last_use >= horizon_)
+        table_[before][place(epoch)] -= num_tokens;
+    table_[after][place(epoch_)] += num_tokens;
+    // What `score` and two times `add` would do, in one go.
+    for (int rung = 0; rung < kRungs; ++rung) {
+        int64_t cut = cuts_[rung], from = last_use >= horizon_ ? level(before, epoch, rung) : cut - 2;
+        bool was_held = from >= cut;
+        int64_t gained = num_tokens * (was_held ? kWhole : from == cut - 1 ? partial_[rung] : 0);
+        slow_[rung] += gained;
+        fast_[rung] += gained;
+        held_[rung] += num_tokens * ((level(after, epoch_, rung) >= cut) - was_held);
+    }
 }
 
 // Two neighbours become one, which was last used when the later used of them was.
@@ -120,8 +133,9 @@ void ReuseRecord::leave(Node &node, int64_t count) {
     const auto page_size = static_cast<int64_t>(page_size_);
     const uint8_t *end = node.tokens.data() + node.tokens.size();
     size_t depth = node.depth;
+    const int64_t chunk_pages = std::max(kChunkPages, kChunkTokens / page_size);
     for (int64_t left = count / page_size; left > 0;) {
-        int64_t pages = (left - 1) % kChunkPages + 1;
+        int64_t pages = (left - 1) % chunk_pages + 1;
         size_t size = static_cast<size_t>(pages) * page_bytes;
         end -= size;
         depth -= size;
