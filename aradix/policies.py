@@ -153,9 +153,9 @@ class Tenure:
     the stay changes, which is seldom, all leaves are ranked anew.
 
     Sources: the spectrum from LRU to LFU is Lee et al., "LRFU" (2001); remembering what was evicted, Johnson and
-    Shasha, "2Q" (1994), and Megiddo and Modha, "ARC" (2003); judging all candidates from one pass, Mattson et al., "Evaluation
-    techniques for storage hierarchies" (1970); choosing between recency and frequency by regret, Vietri et al., "LeCaR"
-    (2018).
+    Shasha, "2Q" (1994), and Megiddo and Modha, "ARC" (2003); judging all candidates from one pass, Mattson et al.,
+    "Evaluation techniques for storage hierarchies" (1970); choosing between recency and frequency by regret, Vietri et
+    al., "LeCaR" (2018).
     """
 
     def rank(self, node: NodeStats) -> int:
