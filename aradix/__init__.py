@@ -3,9 +3,12 @@
 An async-safe radix tree over token ids whose nodes own KV slots. Start with `RadixCache` and `cache.lease(key)`.
 """
 
+import logging
+
 from aradix import errors, events, policies
 from aradix.cache.base_prefix_cache import BasePrefixCache
 from aradix.cache.chunk_cache import ChunkCache
+from aradix.cache.hiradix_cache import HiRadixCache
 from aradix.cache.lease import Lease
 from aradix.cache.radix_cache import RadixCache
 from aradix.errors import AradixError
@@ -24,6 +27,8 @@ from aradix.params import (
     MatchPrefixParams,
     MatchResult,
     NodeRef,
+    PriorityRange,
+    TenantStats,
 )
 
 __all__ = [
@@ -35,6 +40,7 @@ __all__ = [
     "EvictParams",
     "EvictResult",
     "FlushResult",
+    "HiRadixCache",
     "HostKVPool",
     "InsertParams",
     "InsertResult",
@@ -45,10 +51,14 @@ __all__ = [
     "MatchResult",
     "Namespace",
     "NodeRef",
+    "PriorityRange",
     "RadixCache",
     "RadixKey",
     "SlotAllocator",
+    "TenantStats",
     "errors",
     "events",
     "policies",
 ]
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())

@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
 from aradix.errors import ConfigError, InvariantError
+from aradix.observe import command as inspect_command
 from aradix.replay import command as replay_command
 from aradix.replay.request import ReplayError
 
@@ -45,7 +46,15 @@ def _parser() -> argparse.ArgumentParser:
         description="Drive the real cache over a request trace, and report how much of it was found in the cache.",
     )
     replay_command.add_arguments(replay)
-    replay.set_defaults(run=replay_command.run)
+    inspect_command.add_replay_arguments(replay)
+    replay.set_defaults(run=lambda options: replay_command.run(options, inspect_command.shown(options)))
+    inspect = commands.add_parser(
+        "inspect",
+        help="show a live cache on a page",
+        description="Show the live cache of an engine that has mounted an inspector, on a page of this machine.",
+    )
+    inspect_command.add_arguments(inspect)
+    inspect.set_defaults(run=inspect_command.run)
     return parser
 
 

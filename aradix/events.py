@@ -6,9 +6,12 @@ them over. How they travel is not decided here.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 import numpy as np
 
+from aradix.errors import TierError
 from aradix.keys import TOKEN_BYTES, Namespace
 
 __all__ = [
@@ -18,6 +21,7 @@ __all__ = [
     "BlockRemoved",
     "BlockStored",
     "KVCacheEvent",
+    "TierFault",
     "event_tokens",
 ]
 
@@ -78,6 +82,20 @@ class BlockRemoved(msgspec.Struct, frozen=True, tag=True):
 
 class AllBlocksCleared(msgspec.Struct, frozen=True, tag=True):
     """Everything is gone: the whole cache was flushed."""
+
+
+class TierFault(NamedTuple):
+    """Something between two tiers that failed, and became a miss.
+
+    Args:
+        operation: `"load"` from the host, `"store"` to it; `"get"` and `"put"` of the storage tier.
+        error: what went wrong.
+        num_tokens: that were not moved.
+    """
+
+    operation: str
+    error: TierError
+    num_tokens: int
 
 
 KVCacheEvent = BlockStored | BlockRemoved | AllBlocksCleared

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aradix.errors import InvalidKeyError
+from aradix.short_method import short_method
 
 try:
     from aradix._native import pack_tokens as _pack_fast
@@ -195,6 +196,7 @@ class RadixKey:
     num_items: int
     namespace: Namespace
 
+    @short_method("key", DEFAULT_NAMESPACE)
     def __init__(self, token_ids: Any, extra_key: str | Namespace | None = None) -> None:
         # The compiled reader takes what it knows and finds good; whatever is wrong is found here, and said.
         self.data = data = _pack_fast(token_ids) or _pack(token_ids)

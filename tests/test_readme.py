@@ -9,8 +9,10 @@ from typing import Any
 
 import anyio
 import pytest
+from prometheus_client import generate_latest
 
-from aradix import RadixCache, RadixKey
+import aradix
+from aradix import RadixCache, RadixKey, SlotAllocator
 from aradix.errors import RetractError
 from tests.support.caches import opened
 from tests.support.places import ROOT
@@ -89,3 +91,31 @@ async def test_the_request_example_gives_way_and_comes_back() -> None:
     stats = cache.stats()
     assert stats.retracts > 0
     assert (stats.queries, stats.resumes) == (6, stats.retracts)
+
+
+@pytest.mark.anyio
+async def test_the_operators_example_keeps_what_is_pinned() -> None:
+    names: dict[str, Any] = {name: getattr(aradix, name) for name in aradix.__all__}
+    exec(BLOCKS[2], names)
+    assert await names["serve"](SlotAllocator(100), [*range(20)], [*range(30, 40)], [*range(50, 60)]) == (20, 20, 50)
+
+
+@pytest.mark.anyio
+async def test_others_look_on_as_the_readme_says() -> None:
+    scope: dict[str, Any] = {}
+    exec(BLOCKS[3].replace("*:5557", "*:*").replace("*:5558", "*:*"), scope)
+    done: list[str] = []
+
+    class App:
+        def mount(self, path: str, app: Any) -> None:
+            done.append(f"{path} {[route.path for route in app.routes]}")
+
+        async def serve(self, cache: RadixCache) -> None:
+            async with cache.lease(RadixKey(range(8))) as lease:
+                await lease.allocate(8)
+                lease.commit(lease.key)
+            done.append(str("aradix:queries_total 1.0" in generate_latest().decode()))
+
+    async with opened(64, enable_kv_cache_events=True) as cache:
+        await scope["serve_in_sight"](cache, App())
+    assert done == ["/inspector ['/', '/api/{what}']", "True"]

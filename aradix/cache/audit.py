@@ -13,6 +13,8 @@ from aradix.tree.protocol import Slots
 
 if TYPE_CHECKING:
     from aradix.cache.radix_cache import RadixCache
+    from aradix.cache.tiering import Tiers
+    from aradix.memory.allocator import SlotAllocator
 
 __all__ = ["audit_cache"]
 
@@ -28,8 +30,18 @@ def audit_cache(cache: RadixCache) -> None:
     cache._params.allocator.check()
     tree = audit_tree(cache._core, _live_pins(cache))
     problems = [*tree.problems, *_audit_holds(cache), *_audit_gates(cache)]
+    problems += cache._leases.pins.audit()
+    problems += cache._leases.tenants.audit(cache._holds.values())
     leased = [hold.own for hold in cache._holds.values()]
-    problems += _audit_slots(cache, {"cached": tree.cached, "detached": tree.detached, "leased": _join(leased)})
+    places = {"cached": tree.cached, "detached": tree.detached, "leased": _join(leased)}
+    tiers = cache._leases.tiers
+    if tiers is not None:
+        places["loading"] = _join(tiers.loads.targets)
+    problems += _audit_slots(places, cache._params.allocator, cache._pool.num_held)
+    if tiers is not None:
+        on_host = {"cached": tree.host, "detached": tree.host_detached, "storing": _join(tiers.storing)}
+        problems += [f"{line} (host)" for line in _audit_slots(on_host, tiers.host.allocator, tiers.host.num_held)]
+        problems += _audit_copies(tiers)
     if problems:
         shown = "; ".join(problems[:_MAX_SHOWN])
         more = f"; and {len(problems) - _MAX_SHOWN} more" if len(problems) > _MAX_SHOWN else ""
@@ -41,10 +53,11 @@ def _join(parts: list[Slots]) -> Slots:
 
 
 def _live_pins(cache: RadixCache) -> Counter[int]:
-    """Everything that pins a node: leases, entered or waiting, low-level pins, gates."""
+    """Everything that pins a node: leases, entered or waiting, low-level pins, idle prefixes that are kept, gates."""
     pins = Counter(hold.node_id for hold in cache._holds.values() if hold.node_id)
     pins.update(waiter.hold.node_id for waiter in cache._pressure.admission if waiter.hold.node_id)
     pins.update(cache._low_pins.node_ids())
+    pins.update(cache._leases.pins.node_ids())
     pins.update(passing.node_id for passing in cache._leases.passing if passing.node_id)
     for gate in cache._gates.standing:
         pins[gate.node_id] += 1
@@ -52,10 +65,10 @@ def _live_pins(cache: RadixCache) -> Counter[int]:
     return pins
 
 
-def _audit_slots(cache: RadixCache, places: dict[str, Slots]) -> list[str]:
+def _audit_slots(places: dict[str, Slots], allocator: SlotAllocator, num_held: int) -> list[str]:
     """I1 and I5: the places are disjoint, and the allocator agrees that these slots, and no others, are held."""
     problems = []
-    allocator, page_size = cache._params.allocator, cache._params.page_size
+    page_size = allocator.page_size
     owned = _join(list(places.values()))
     sizes = ", ".join(f"{len(slots)} {name}" for name, slots in places.items())
     # Marked in a table and not sorted: a pool has many millions of slots.
@@ -63,8 +76,8 @@ def _audit_slots(cache: RadixCache, places: dict[str, Slots]) -> list[str]:
     if times.max() > 1:
         shown = np.flatnonzero(times > 1)[:_MAX_SHOWN].tolist()
         problems.append(f"I1: slots {shown} are in two places at once ({sizes})")
-    if len(owned) != cache._pool.num_held:
-        problems.append(f"I1: {cache._pool.num_held} slots were taken and not given back, {len(owned)} found ({sizes})")
+    if len(owned) != num_held:
+        problems.append(f"I1: {num_held} slots were taken and not given back, {len(owned)} found ({sizes})")
     held = np.zeros(allocator.num_slots // page_size + 1, np.bool_)
     held[allocator.pages_in("held")] = True
     strange = np.flatnonzero(times.reshape(-1, page_size).any(axis=1) & ~held)
@@ -73,6 +86,16 @@ def _audit_slots(cache: RadixCache, places: dict[str, Slots]) -> list[str]:
     if len(owned) > allocator.held_size():
         problems.append(f"I1: {len(owned)} slots are in use here, the allocator counts {allocator.held_size()}")
     return problems
+
+
+def _audit_copies(tiers: Tiers) -> list[str]:
+    """I2: every job of the tree is somebody's who will end it, and nobody has one that the tree does not know."""
+    jobs = {job.job_id for job in tiers.core.jobs()}
+    known = tiers.job_ids
+    return [
+        f"I2: job {job} of the tree is {'to be ended by nobody' if job in jobs else 'over, but still waited for'}"
+        for job in sorted(jobs ^ known)
+    ]
 
 
 def _audit_holds(cache: RadixCache) -> list[str]:

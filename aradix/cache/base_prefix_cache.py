@@ -19,11 +19,13 @@ from aradix.params import (
     MatchPrefixParams,
     MatchResult,
     NodeRef,
+    TenantStats,
 )
 
 if TYPE_CHECKING:
     from aradix.cache.lease import Lease
     from aradix.cache.locks import Exclusive
+    from aradix.cache.pins import Pin
     from aradix.cache.request_rows import RequestRow
 
 __all__ = ["BasePrefixCache"]
@@ -64,6 +66,7 @@ class BasePrefixCache(abc.ABC):
         store: bool = True,
         resume: bool = False,
         stream: Any = None,
+        load_back: bool = True,
     ) -> Lease:
         """A lease on the longest cached prefix of a key, to be entered with `async with`. Does not wait; entering may.
 
@@ -75,6 +78,8 @@ class BasePrefixCache(abc.ABC):
             store: whether commits publish; without it all slots are freed at release.
             resume: this request was preempted and comes back: not counted as a query.
             stream: that the allocations are ordered for; the first of the engine's if there are any.
+            load_back: copy to the device what a tier below it holds, before the lease is entered; entering may then
+                wait for slots. A cache without such a tier has nothing to copy.
 
         Raises:
             InvalidKeyError: `key` is no `RadixKey`.
@@ -94,6 +99,28 @@ class BasePrefixCache(abc.ABC):
         Raises:
             InvalidKeyError: `key` is no `RadixKey`.
             UsageError: on entering, if this task holds a subtree already.
+        """
+
+    @abc.abstractmethod
+    def pin(self, key: RadixKey, *, ttl: float | None = None, budget: int | None = None) -> Pin:
+        """Keep the cached prefix of a key from eviction while it is idle. Does not wait.
+
+        What is cached now is pinned, and nothing that comes later: commit first. A budget that does not reach shortens
+        the pin to the whole pages that fit, which `Pin.num_tokens` beside `Pin.num_matched` tells. Waiting requests
+        count on what a `ttl` will give back, so none of them is told to give way for it.
+
+        Args:
+            key: the tokens, in their namespace.
+            ttl: seconds on the cache's clock; `None` until it is released, or taken back where nobody could go on
+                otherwise. It ends idle protection only: leases that stand there keep what they have.
+            budget: the most tokens to pin; whatever it is, all pins together stay within
+                `CacheInitParams(pin_budget=)`.
+
+        Raises:
+            InvalidKeyError: `key` is no `RadixKey`.
+            UsageError: a `ttl` that is not above 0 and finite, a `budget` below 0; or somebody has a subtree that the
+                prefix runs through exclusively.
+            CacheClosedError: the cache is closed.
         """
 
     # ---- low-level calls, for schedulers that keep their own tables ----
@@ -148,7 +175,8 @@ class BasePrefixCache(abc.ABC):
         """Publish the whole pages of a request's `fill_ids`, and move its pin and its row there. Does not wait.
 
         `last_node`, `cache_protected_len` and `prefix_indices` are set. Its slots of what the tree held already go
-        back. After a flush of what it stands on, and below a subtree that somebody has, nothing is published.
+        back. After a flush of what it stands on, and below a subtree that somebody has, nothing is published. A request
+        that matched nothing stands on nothing, so a flush does not end it: give new weights a namespace of their own.
 
         Args:
             req: it has pinned `last_node` with `inc_lock_ref`, and the slots in its row are its own from there on.
@@ -182,10 +210,16 @@ class BasePrefixCache(abc.ABC):
         """Tokens that a match would find: no split, no touch, no statistics. Does not wait, for gates neither."""
 
     @abc.abstractmethod
-    async def flush(self, namespace: Namespace | str | None = None) -> FlushResult:
-        """Make all that is cached, or one namespace, unmatchable for ever. Does not wait, for leases neither.
+    async def flush(self, namespace: Namespace | str | None = None, **fields: str | int | None) -> FlushResult:
+        """Make what is cached unmatchable for ever: all, or some namespaces. Does not wait, for leases neither.
 
-        What leases hold comes back when they end, and what they computed is not published any more.
+        `flush()` is everything, `flush(namespace)` that one, and `flush(lora="x", version=1)` every namespace in which
+        these fields of `Namespace` have these values, whatever the others are. What leases hold comes back when they
+        end, and what they computed is not published any more. Pins of what is flushed end.
+
+        Raises:
+            UsageError: a namespace and fields, or no field of a namespace.
+            InvalidKeyError: a value that is neither a `str`, an `int` nor `None`.
         """
 
     @abc.abstractmethod
@@ -193,11 +227,20 @@ class BasePrefixCache(abc.ABC):
         """All counters at this moment. Does not wait."""
 
     @abc.abstractmethod
+    def tenant_stats(self) -> dict[str | int | None, TenantStats]:
+        """What each tenant with a quota has, by tenant; `None` stands for all others together. Does not wait.
+
+        Empty without `CacheInitParams(quotas=...)`. It costs one step for each quota, whatever the cache holds, so that
+        a metrics worker may ask as often as it likes; counts with a past (`evicted`, `queries` ...) only grow.
+        """
+
+    @abc.abstractmethod
     def snapshot(self, tokens: bool = True) -> dict[str, Any]:
         """The tree as plain dicts and lists; with `tokens=False` without the token ids. Does not wait.
 
         `{"namespaces": [{"namespace": {...}, "root": node}]}`, a node being `{"id", "num_tokens", "tokens", "lock_ref",
-        "residency", "priority", "hit_count", "children": [...]}`.
+        "residency", "priority", "hit_count", "children": [...]}`. Where there are pins, `"pins"` lists them as
+        `{"namespace", "node", "num_tokens", "expires"}`.
         """
 
     @abc.abstractmethod

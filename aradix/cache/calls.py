@@ -5,10 +5,11 @@ Every public call begins here, so what is asked each time is one flag and the ru
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aradix.cache.hold import Hold
 from aradix.cache.home import Home
@@ -17,11 +18,13 @@ from aradix.errors import CacheClosedError, InvariantError, UsageError
 if TYPE_CHECKING:
     from aradix.cache.evictor import Background
 
-__all__ = ["Calls", "closed_error"]
+__all__ = ["LISTEN_FROM", "Calls", "closed_error"]
+
+_log = logging.getLogger("aradix.cache")
 
 _FAIR_RUN = 128
 """Calls in a row that may complete without letting other tasks run."""
-_LISTEN_FROM = _FAIR_RUN // 2
+LISTEN_FROM = _FAIR_RUN // 2
 """From here on the cache listens whether the loop came round by itself."""
 
 
@@ -43,6 +46,7 @@ class Calls:
         "_background",
         "_background_is_over",
         "_broken",
+        "_current",
         "_dropped",
         "_home",
         "_never_fails",
@@ -51,6 +55,7 @@ class Calls:
         "_policy_reported",
         "_release",
         "_run_length",
+        "_token",
         "closed",
     )
 
@@ -69,6 +74,9 @@ class Calls:
         self._dropped: deque[Hold] = deque()
         self._run_length = 0
         self._plain = False
+        # What the home is asked at every call, without asking it for that.
+        self._current: Callable[[], Any] = lambda: None
+        self._token: Any = self
 
     # ---- the first line of a call ----
 
@@ -80,13 +88,21 @@ class Calls:
             WrongLoopError: from another loop or thread.
             InvariantError: an audit failed.
         """
-        if not self._plain or not self._home.is_here():  # type: ignore[union-attr]
-            self._begin_slowly()
+        try:
+            if self._plain and self._current() is self._token:
+                return
+        except RuntimeError:  # no loop runs here
+            pass
+        self._begin_slowly()
 
     def begin_open(self) -> None:
         """The first line of a call that a closed cache refuses with `CacheClosedError`."""
-        if not self._plain or not self._home.is_here():  # type: ignore[union-attr]
-            self._begin_slowly()
+        try:
+            if self._plain and self._current() is self._token:
+                return
+        except RuntimeError:
+            pass
+        self._begin_slowly()
         if self.closed:
             raise closed_error()
 
@@ -99,8 +115,12 @@ class Calls:
 
     def begin_release(self) -> None:
         """The first line of a release, which even a broken cache allows."""
-        if not self._plain or not self._home.is_here():  # type: ignore[union-attr]
-            self._check_caller()
+        try:
+            if self._plain and self._current() is self._token:
+                return
+        except RuntimeError:
+            pass
+        self._check_caller()
 
     def _check_caller(self) -> None:
         if self._home is None:
@@ -111,9 +131,9 @@ class Calls:
     def is_turn_over(self) -> bool:
         """Whether this call should let other tasks run first, before it takes anything."""
         self._run_length += 1
-        if self._run_length < _LISTEN_FROM:
+        if self._run_length < LISTEN_FROM:
             return False
-        if self._run_length == _LISTEN_FROM and self._home is not None:
+        if self._run_length == LISTEN_FROM and self._home is not None:
             self._home.call_next(self._end_run)  # a task that yields by itself is never made to
         if self._run_length < _FAIR_RUN:
             return False
@@ -128,6 +148,7 @@ class Calls:
     def open(self, home: Home, background: Background) -> None:
         """From now on calls are let in."""
         self._home, self._background = home, background
+        self._current, self._token = home.current, home.token
         self._look_again()
 
     def close(self) -> None:
@@ -141,6 +162,7 @@ class Calls:
 
     def refuse_work(self, why: str) -> None:
         """An audit failed: from now on every call raises."""
+        _log.error("an audit failed, the cache refuses further work: %s", why)
         self._broken = why
         self._look_again()
 
@@ -182,4 +204,5 @@ class Calls:
         if self._background_is_over:
             warnings.warn(f"after the cache was closed: {error!r}", ResourceWarning, stacklevel=2, source=self)
         elif self._background is not None:
+            _log.error("a failure ends the cache: %r", error)
             self._background.fail(error)

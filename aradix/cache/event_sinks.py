@@ -10,9 +10,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from aradix.cache.base_prefix_cache import BasePrefixCache
 from aradix.errors import UsageError
-from aradix.events import BlockStored, KVCacheEvent, event_tokens
+from aradix.events import HOST_MEDIUM, BlockStored, KVCacheEvent, event_tokens
 from aradix.params import CacheInitParams
 
 if TYPE_CHECKING:
@@ -39,7 +41,8 @@ class EventSinks:
         self._sinks: dict[int, EventSink] = {}
         self._lists: deque[tuple[list[KVCacheEvent], list[int]]] = deque()
         self._num_added = 0
-        self._home: Home | None = None
+        self._call_next: Callable[[Callable[[], None]], None]
+        self._step: Callable[[], None]
 
     def __len__(self) -> int:
         return len(self._sinks)
@@ -47,7 +50,7 @@ class EventSinks:
     def add(self, sink: EventSink, home: Home) -> Callable[[], None]:
         """Hand a sink what later steps record; gives what removes it, which may be called again."""
         self._take()  # what was recorded before is not for it
-        self._home = home
+        self._call_next, self._step = home.call_next, self._deliver
         self._core.on_event = self._schedule
         self._num_added += 1
         order = self._num_added
@@ -62,9 +65,8 @@ class EventSinks:
             self._core.on_event = None
 
     def _schedule(self) -> None:
-        assert self._home is not None
         try:
-            self._home.call_next(self._deliver)
+            self._call_next(self._step)
         except RuntimeError:  # the loop has ended: a lease was collected after it, and nobody is left to be told
             return
 
@@ -75,6 +77,11 @@ class EventSinks:
             self._lists.append((events, list(self._sinks)))
 
     def _deliver(self) -> None:
+        if len(self._sinks) == 1 and not self._lists:  # as nearly always
+            ((number, only),) = self._sinks.items()
+            if fresh := self._core.take_events():
+                self._call(number, only, fresh)
+            return
         if self._sinks:  # else what there is stays for `take_events`
             self._take()
         while self._lists:
@@ -107,7 +114,11 @@ def stored_now(core: TreeCore, page_size: int) -> list[KVCacheEvent]:
         ends[view.node_id] = view.hashes[-1] if view.hashes else parent_hash
         if view.hashes:
             tokens = event_tokens(view.tokens, len(view.tokens) // view.num_tokens)
-            events.append(BlockStored(b"".join(view.hashes), parent_hash, tokens, page_size, view.namespace))
+            stored = BlockStored(b"".join(view.hashes), parent_hash, tokens, page_size, view.namespace)
+            if view.residency != "host":
+                events.append(stored)
+            if view.residency != "device":
+                events.append(msgspec.structs.replace(stored, medium=HOST_MEDIUM))
     return events
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import anyio
@@ -9,6 +10,8 @@ from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
 __all__ = ["Background"]
+
+_log = logging.getLogger("aradix.cache")
 
 _POLL_SECONDS = 0.001
 _MAX_BATCH = 4096
@@ -86,7 +89,8 @@ class Background:
     async def _run_evictor(self) -> None:
         while True:
             await self._low.wait()
-            while (wanted := self._wants_slots()) and self._evict(min(wanted, _MAX_BATCH)):
+            while (wanted := self._wants_slots()) and (num_evicted := self._evict(min(wanted, _MAX_BATCH))):
+                _log.debug("%d slots below the high watermark: evicted %d", wanted, num_evicted)
                 await checkpoint()
 
     async def _run_reclaimer(self) -> None:

@@ -20,16 +20,54 @@ from aradix.keys import RadixKey
 from aradix.params import NodeRef
 from aradix.tree.protocol import NOWHERE, Slots
 
-__all__ = ["NO_SLOTS", "Hold"]
+try:
+    from aradix import _native
+except ImportError:  # not compiled, or it does not load; `aradix.tree` says so
+    _native = None  # type: ignore[assignment]
+
+__all__ = ["NO_SLOTS", "Hold", "hold_makers", "make_hold"]
 
 NO_SLOTS: Slots = np.empty(0, np.int64)
 
 
-class Hold:
+class _Shown:
+    """What a hold says of itself, whichever way its fields are kept."""
+
+    __slots__ = ()
+
+    node_id: int
+    published: int
+    stream: Any
+    used: set[Hashable] | None
+    opened_in: CodeType
+    opened_near: int
+
+    @property
+    def ref(self) -> NodeRef:
+        """The place in the tree that this lease pins; nowhere while nothing of it is there."""
+        return NodeRef(self.node_id, self.published) if self.published else NOWHERE
+
+    @property
+    def where(self) -> str:
+        """File and line that opened the lease."""
+        # The line is looked up when somebody asks: only few of many leases are ever spoken of.
+        line = next(islice(self.opened_in.co_positions(), self.opened_near // 2, None))[0]
+        return f"{self.opened_in.co_filename}:{line}"
+
+    def touching(self, streams: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The streams that may touch these slots: those named by `used_on`, else the engine's and the lease's."""
+        if self.used is not None:
+            return tuple(self.used)
+        if self.stream is None or self.stream in streams:
+            return streams
+        return (*streams, self.stream)
+
+
+class Hold(_Shown):
     """The state of a lease. `order` grows, so the youngest lease has the highest; `version` counts changes.
 
     `given` is the user's key; `key` is what the tree looks up, its bigrams under EAGLE. `held` is true from the step
-    that enters the lease to the one that releases it.
+    that enters the lease to the one that releases it. `host_hit` is what the last match found on the host alone.
     """
 
     __slots__ = (
@@ -41,8 +79,10 @@ class Hold:
         "entered",
         "given",
         "held",
+        "host_hit",
         "key",
         "limit",
+        "load_back",
         "node_id",
         "num_matched",
         "num_opened",
@@ -87,6 +127,8 @@ class Hold:
         self.resume = resume
         self.stream = stream
         self.used: set[Hashable] | None = None
+        self.load_back = True
+        self.host_hit = 0
         self.opened_in = opened_in
         self.opened_near = opened_near
         self.opened_when = opened_when
@@ -103,25 +145,13 @@ class Hold:
 
     @property
     def own(self) -> Slots:
-        """The own slots, in token order: a view."""
+        """The own slots, in token order; not to be written to."""
         return self._buffer[self._start : self._stop]
 
     @property
     def num_own_slots(self) -> int:
         """How many own slots there are, used or not."""
         return self._stop - self._start
-
-    @property
-    def ref(self) -> NodeRef:
-        """The place in the tree that this lease pins; nowhere while nothing of it is there."""
-        return NodeRef(self.node_id, self.published) if self.published else NOWHERE
-
-    @property
-    def where(self) -> str:
-        """File and line that opened the lease."""
-        # The line is looked up when somebody asks: only few of many leases are ever spoken of.
-        line = next(islice(self.opened_in.co_positions(), self.opened_near // 2, None))[0]
-        return f"{self.opened_in.co_filename}:{line}"
 
     def fresh_slots_for(self, num_tokens: int, page_size: int) -> int:
         """Slots, in whole pages, that so many more tokens need beyond the rest of the last page."""
@@ -174,10 +204,19 @@ class Hold:
             self._buffer = self.own.copy()
             self._start, self._stop = 0, len(self._buffer)
 
-    def touching(self, streams: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The streams that may touch these slots: those named by `used_on`, else the engine's and the lease's."""
-        if self.used is not None:
-            return tuple(self.used)
-        if self.stream is None or self.stream in streams:
-            return streams
-        return (*streams, self.stream)
+
+def hold_makers() -> dict[str, type[Hold]]:
+    """Every kind of hold that is there, the one in use last: they differ in nothing but their cost."""
+    makers: dict[str, Any] = {"python": Hold}
+    if _native is not None:
+
+        class NativeHold(_Shown, _native.Hold):
+            """The compiled twin of `Hold`; `own` is a copy."""
+
+            __slots__ = ()
+
+        makers["native"] = NativeHold
+    return makers
+
+
+make_hold: type[Hold] = list(hold_makers().values())[-1]

@@ -17,30 +17,30 @@ __all__ = ["Home", "is_cancellation"]
 class Home:
     """The loop that is running now. Asking whether this is still it costs a tenth of a microsecond."""
 
-    __slots__ = ("_call_next", "_call_soon", "_current", "_thread", "_token")
+    __slots__ = ("_call_next", "_call_soon", "_thread", "current", "token")
 
     def __init__(self) -> None:
         token: Any = current_token().native_token
-        self._token = token
+        self.token = token
         self._thread = threading.get_ident()
-        self._current: Callable[[], Any]
+        self.current: Callable[[], Any]
         self._call_soon: Callable[[Callable[[], None]], Any]
         self._call_next: Callable[[Callable[[], None]], Any]
         if hasattr(token, "run_sync_soon"):
             import trio
 
-            self._current, self._call_soon = trio.lowlevel.current_trio_token, token.run_sync_soon
+            self.current, self._call_soon = trio.lowlevel.current_trio_token, token.run_sync_soon
             self._call_next = token.run_sync_soon
         else:
             import asyncio
 
-            self._current, self._call_soon = asyncio.get_running_loop, token.call_soon_threadsafe
+            self.current, self._call_soon = asyncio.get_running_loop, token.call_soon_threadsafe
             self._call_next = token.call_soon
 
     def is_here(self) -> bool:
         """Whether the caller runs on this very loop, and so on its thread."""
         try:
-            return self._current() is self._token
+            return self.current() is self.token
         except RuntimeError:
             return False
 
@@ -61,11 +61,11 @@ class Home:
             )
         if not self.is_here():
             try:
-                here = self._current()
+                here = self.current()
             except RuntimeError:
                 here = None
             raise WrongLoopError(
-                f"called from {here or 'outside any event loop'}, but the cache was opened on {self._token}"
+                f"called from {here or 'outside any event loop'}, but the cache was opened on {self.token}"
             )
 
     def call_next(self, step: Callable[[], None]) -> None:

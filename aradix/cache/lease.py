@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,7 +22,8 @@ from aradix.cache.hold import Hold
 from aradix.cache.pressure import SlotWaiter, too_large
 from aradix.errors import LeaseReleasedError, OutOfSlotsError, UsageError
 from aradix.keys import RadixKey
-from aradix.params import InsertResult, NodeRef
+from aradix.params import InsertResult, NodeRef, PriorityRange
+from aradix.short_method import short_method
 
 if TYPE_CHECKING:
     from aradix.cache.radix_cache import RadixCache
@@ -43,18 +45,20 @@ class Lease:
     A lease that is dropped unreleased gives a `ResourceWarning` that says where it was opened, and its slots come back.
     """
 
-    __slots__ = ("__weakref__", "_cache", "_forked", "_hold", "_reserve", "_slots", "_slots_of")
+    __slots__ = ("__weakref__", "_cache", "_forked", "_hold", "_reserve", "_short_calls", "_slots", "_slots_of")
 
     def __init__(self, cache: RadixCache, hold: Hold, reserve: int | None) -> None:
         self._cache = cache
         self._hold = hold
         self._reserve = reserve
         self._forked = False
+        self._short_calls: Any = cache._short_calls
         self._slots: torch.Tensor | None = None
         self._slots_of: tuple[int, int, int] | None = None
 
     # ---- entering and leaving ----
 
+    @short_method("enter")
     async def __aenter__(self) -> Self:
         """Match and pin in one step. Waits for a gate, and with `reserve` for slots; safe to cancel.
 
@@ -75,6 +79,10 @@ class Lease:
             cache._calls.begin_open()
         if not cache._leases.rematch(hold):
             await cache._leases.wait_at_gate(hold)
+            self._check_not_released()
+        tiers = cache._leases.tiers
+        if tiers is not None and tiers.may_bring(hold):
+            await tiers.load_back(hold)
             self._check_not_released()
         if self._reserve is not None and not cache._pressure.admit_now(hold, self._reserve):
             await self._wait_for_admission(hold, self._reserve)
@@ -101,6 +109,7 @@ class Lease:
             cache._leases.release(hold)
             raise
 
+    @short_method("exit")
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -111,6 +120,7 @@ class Lease:
         if abandoned:
             self._warn(num_tokens, "was left open in an async generator that was abandoned")
 
+    @short_method("release")
     def release(self) -> None:
         """Unpin, and give back what was not committed. Does not wait; a second call changes nothing.
 
@@ -126,7 +136,10 @@ class Lease:
         self._cache._leases.release(hold)
         if not hold.entered:
             self._cache._gates.serve_walkers()  # it may be among them
+            if self._cache._leases.tiers is not None:
+                self._cache._leases.tiers.loads.drop(hold)  # or among those who wait for a copy
 
+    @short_method("finish")
     def __del__(self) -> None:
         hold = getattr(self, "_hold", None)
         if hold is None or not hold.held:
@@ -192,9 +205,7 @@ class Lease:
         hold = self._entered()
         state = (hold.node_id, hold.published, hold.version)
         if self._slots is None or self._slots_of != state:
-            parts = [self._cache._core.slots_of(hold.ref)] if hold.published else []
-            parts.append(hold.own[: hold.num_own])
-            self._slots = torch.from_numpy(np.concatenate(parts))
+            self._slots = torch.from_numpy(self._cache._leases.slots_of(hold))
             self._slots_of = state
         return self._slots
 
@@ -242,6 +253,7 @@ class Lease:
         if hold.published + -(-(hold.num_own + num_tokens) // page_size) * page_size > pool.capacity:
             raise too_large(hold.num_tokens + num_tokens, pool)
 
+    @short_method("allocate")
     async def allocate(self, num_tokens: int) -> None:
         """Add slots for so many more tokens: the rest of its last page first. Waits its turn under pressure.
 
@@ -263,14 +275,15 @@ class Lease:
             self._entered()
 
     def allocate_nowait(self, num_tokens: int) -> None:
-        """As `allocate`, but never waits.
+        """As `allocate`, but never waits: under `write_back` what it evicts goes without a copy.
 
         Raises:
             OutOfSlotsError: there is not enough room now, or others wait for slots already.
         """
         hold, count = self._check_growth(num_tokens)
         cache = self._cache
-        if not cache._pressure.grow_now(hold, count):
+        tiers = cache._leases.tiers
+        if not (cache._pressure.grow_now(hold, count) if tiers is None else tiers.grow_hastily(hold, count)):
             self._check_size(hold, count)
             raise OutOfSlotsError(
                 f"no room for {count} more tokens now: {cache._pool.allocator.available_size()} slots are free, "
@@ -278,7 +291,8 @@ class Lease:
                 f"{len(cache._pressure.growth)} leases wait to grow; retract a request, or await allocate()"
             )
 
-    def commit(self, key: RadixKey) -> InsertResult:
+    @short_method("commit")
+    def commit(self, key: RadixKey, *, priorities: Sequence[PriorityRange] = ()) -> InsertResult:
         """Publish the whole pages of `key`, whose KV is computed or in flight on the lease's streams. Does not wait.
 
         Where the tree holds some of it already, this lease's duplicates are retired and `slots` names the tree's
@@ -287,6 +301,9 @@ class Lease:
 
         Args:
             key: in the lease's namespace; it and the lease's key are prefixes of one another.
+            priorities: of parts of the key, in place of the lease's own, the later ones over the earlier ones. A page
+                is of the range that its first token is in; only what is published by now is concerned, and what
+                another commit said of the same tokens is replaced. For policies that look at priorities.
 
         Raises:
             UsageError: another namespace, another prefix, shorter than what is matched or committed, or longer than the
@@ -294,10 +311,19 @@ class Lease:
             TransferError: an event could not be recorded, or a stream not made to wait; the cache ends.
         """
         hold = self._entered()
-        return self._cache._leases.commit(hold, key, self._checked_commit(hold, key))
+        if not all(isinstance(part, PriorityRange) for part in priorities):
+            raise UsageError(f"priorities must be PriorityRange(start, stop, priority, duration), got {priorities!r}")
+        leases, view = self._cache._leases, self._cache._view(key)
+        done = leases.publish(hold, key, view)
+        if done is None:
+            self._check_commit(hold, view)
+            done = leases.commit(hold, key, view)
+        if priorities:
+            leases.prioritize(hold, priorities)
+        return done
 
-    def _checked_commit(self, hold: Hold, given: RadixKey) -> RadixKey:
-        view, key = self._cache._view(given), hold.key
+    def _check_commit(self, hold: Hold, view: RadixKey) -> None:
+        key = hold.key
         num_tokens, unit = view.num_items, "bigrams" if view.is_bigram else "tokens"
         if not (view.is_prefix_of(key) if num_tokens < key.num_items else key.is_prefix_of(view)):
             if view.namespace != key.namespace:
@@ -311,7 +337,6 @@ class Lease:
             raise UsageError(
                 f"the key has {num_tokens} {unit}, but slots are held for {hold.num_tokens}; allocate() first"
             )
-        return view
 
     def truncate(self, num_tokens: int) -> None:
         """Keep the first `num_tokens` and give back the slots beyond: rejected draft tokens. Does not wait.

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
     import torch
 
+    from aradix.cache.pins import Pins
     from aradix.cache.pressure import Pressure
     from aradix.cache.radix_cache import RadixCache
+    from aradix.cache.watch import Watcher
 
 __all__ = ["Exclusive", "Gates", "StandingGate"]
 
@@ -67,7 +69,11 @@ class Gates:
         pressure: Pressure,
         give_back: Callable[[list[Freed]], Any],
         changed: Callable[[], None],
+        clock: Callable[[], float],
+        pins: Pins,
     ) -> None:
+        self.watch: Watcher | None = None
+        self._clock = clock
         self.standing: list[StandingGate] = []
         self.num_waits = 0
         self._walkers: list[_Walker] = []
@@ -77,6 +83,7 @@ class Gates:
         self._pressure = pressure
         self._give_back = give_back
         self._changed = changed
+        self._pins = pins
 
     def __bool__(self) -> bool:
         return bool(self.standing)
@@ -92,11 +99,15 @@ class Gates:
         Raises:
             UsageError: this task holds one.
         """
-        if self.standing and any(gate.task_id == anyio.get_current_task().id for gate in self.standing):
+        if self.standing and self.is_held_by_this_task():
             raise UsageError(
                 f"this task holds a subtree exclusively and would have to wait for {for_what}, which may never come; "
                 "leave the `async with cache.exclusive(...)` block first"
             )
+
+    def is_held_by_this_task(self) -> bool:
+        """Whether the running task holds a subtree, or waits for one. Does not wait."""
+        return any(gate.task_id == anyio.get_current_task().id for gate in self.standing)
 
     async def wait_in_line(self, step: Callable[[], bool], undo: Callable[[], None]) -> None:
         """Wait until a step that met a gate was taken: by whoever opens it, before this task wakes. Waits.
@@ -115,6 +126,7 @@ class Gates:
         walker = _Walker(step)
         self._walkers.append(walker)
         self.num_waits += 1
+        began = self._clock()
         try:
             await walker.event.wait()
         except BaseException:
@@ -123,6 +135,9 @@ class Gates:
             elif walker.error is None:
                 undo()
             raise
+        finally:
+            if self.watch is not None:
+                self.watch.waited_at_gate(began)
         if walker.error is not None:
             raise walker.error
 
@@ -208,7 +223,9 @@ class Gates:
             self._revoke_below(gate)
             if gate.granted:
                 continue
-            if self._core.lock_ref(gate.node_id) == 1 and not self._has_earlier(gate):
+            # An idle prefix that is only kept is nobody's: it holds up no gate.
+            num_idle = len(self._pins.below(gate.node_id)) if self._pins else 0
+            if self._core.lock_ref(gate.node_id) == 1 + num_idle and not self._has_earlier(gate):
                 self._core.set_gate(gate.node_id, Gate.GRANTED)
                 gate.granted = True
                 self.pin_leaves(gate)

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aradix.errors import AradixError, ConfigError, TransferError, UsageError
-from aradix.tree.protocol import Freed, Ready, Slots, TreeCore
+from aradix.tree.protocol import Freed, Ready, Slots
 
 if TYPE_CHECKING:
+    from aradix.cache.host_slots import HostSlots
     from aradix.memory.allocator import SlotAllocator
+    from aradix.memory.fences import Fence
 
 __all__ = ["SlotPool"]
 
@@ -34,11 +36,16 @@ class SlotPool:
     `is_busy` while the allocator works for this cache, so that news of it can be told from news of others.
     """
 
+    # `num_held` stands where compiled code counts it; see `short_calls.py`.
+    __slots__ = ("__dict__", "__weakref__", "num_held")
+
     def __init__(
         self, allocator: SlotAllocator, streams: tuple[Any, ...], on_failure: Callable[[BaseException], None]
     ) -> None:
         self.allocator = allocator
         self.streams = streams
+        self.host: HostSlots | None = None
+        """Where host slots go that the tree lets go; none where there is no host tier."""
         self.num_held = 0
         self.is_busy = False
         self._on_failure = on_failure
@@ -75,15 +82,14 @@ class SlotPool:
             self.num_held += num_slots
         return slots
 
-    def take_from(self, core: TreeCore, num_slots: int) -> tuple[Slots, int] | None:
-        """So many slots, those that are short out of a compiled tree in the same call, and how many those are.
-
-        `None`, and then nothing was changed, where that cannot be: something is fenced, or there are too few.
-        """
-        taken = self.allocator.alloc_held_from(core, num_slots)
-        if taken is not None:
-            self.num_held += num_slots - taken[1]
-        return taken
+    def note_given(self, num_slots: int) -> None:
+        """Slots of this cache came back by way of `SlotAllocator.table`."""
+        self.num_held -= num_slots
+        was_busy, self.is_busy = self.is_busy, True
+        try:
+            self.allocator.note_given()
+        finally:
+            self.is_busy = was_busy
 
     def adopt(self, slots: Slots) -> None:
         """Take over slots that a caller was handed out. UsageError if they are not his to give."""
@@ -95,8 +101,8 @@ class SlotPool:
         self.num_held -= len(slots)
         self.allocator.disown(slots)
 
-    def give_back(self, slots: Slots, streams: Collection[Any]) -> int:
-        """Retire slots behind what these streams are doing now; how many come back.
+    def give_back(self, slots: Slots, streams: Collection[Any], fence: Fence | None = None) -> int:
+        """Retire slots behind what these streams are doing now, and behind a fence; how many come back.
 
         Never raises: a failure, after which none do, goes to `on_failure`.
         """
@@ -105,7 +111,7 @@ class SlotPool:
         self.num_held -= len(slots)
         was_busy, self.is_busy = self.is_busy, True
         try:
-            self.allocator.free_held(slots, tuple(streams))
+            self.allocator.free_held(slots, tuple(streams), fence=fence)
         except Exception as error:
             self._on_failure(error)
             return 0
@@ -113,16 +119,18 @@ class SlotPool:
             self.is_busy = was_busy
         return len(slots)
 
-    def give_back_all(self, freed: Iterable[Freed]) -> int:
+    def give_back_all(self, freed: Iterable[Freed], fence: Fence | None = None) -> int:
         """Retire what the tree let go, one batch for each set of streams; how many slots come back."""
         batches: dict[frozenset[Hashable], list[Slots]] = {}
         for one in freed:
+            if self.host is not None and len(one.host_slots):
+                self.host.give_back(one.host_slots, fence)
             batches.setdefault(one.streams, []).append(one.slots)
         total = 0
         for streams, parts in batches.items():
             slots = np.concatenate(parts) if len(parts) > 1 else parts[0]
             extra = (stream for stream in streams if stream not in self.streams)
-            total += self.give_back(slots, (*self.streams, *extra))
+            total += self.give_back(slots, (*self.streams, *extra), fence)
         return total
 
     def ready_after(self, streams: Iterable[Any]) -> tuple[Ready, ...]:

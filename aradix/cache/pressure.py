@@ -6,34 +6,46 @@ takes no slot and no victim until all of it can be met; slots behind a fence cou
 drain the cache.
 
 When nothing will come by itself (`_is_stuck`), in this order: serve out of turn whoever fits; revoke the youngest pins
-of leases that wait to be entered; tell the youngest entered waiter to give way.
+of leases that wait to be entered; take back the youngest `cache.pin()` that no time will end; tell the youngest entered
+waiter to give way.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import anyio
 
 from aradix.cache.hold import NO_SLOTS, Hold
+from aradix.cache.pins import Pins
 from aradix.cache.pool import SlotPool
+from aradix.cache.watch import Watcher
 from aradix.errors import RequestTooLargeError, RetractError
+from aradix.memory.page_table import HELD
 from aradix.tree.protocol import Slots, TreeCore
 
-__all__ = ["Admissions", "Pressure", "SlotWaiter"]
+__all__ = ["Admissions", "Load", "Pressure", "SlotWaiter"]
+
+_log = logging.getLogger("aradix.cache")
 
 
 class SlotWaiter:
-    """One waiting call: a lease that grows by `num_tokens`, or (`reserve`) one that waits to be entered."""
+    """One who waits: a lease that grows by `num_tokens`, or (`reserve`) one that waits to be entered; or a `load`.
+
+    A load waits among the admissions, with a hold that is nobody's lease: it has the pin of the lease that began it.
+    """
 
     __slots__ = (
+        "began",
         "blocked",
         "error",
         "event",
         "granted",
         "hold",
         "keeps_pins",
+        "load",
         "num_before",
         "num_tokens",
         "reserve",
@@ -41,24 +53,38 @@ class SlotWaiter:
         "version",
     )
 
-    def __init__(self, hold: Hold, num_tokens: int, *, reserve: bool, keeps_pins: bool = True) -> None:
+    def __init__(
+        self, hold: Hold, num_tokens: int, *, reserve: bool, keeps_pins: bool = True, load: Load | None = None
+    ) -> None:
         self.hold = hold
         self.num_tokens = num_tokens
         self.reserve = reserve
         self.keeps_pins = keeps_pins
+        self.load = load
         self.version = -1
+        self.began = 0.0
         self.blocked = False
         self.granted = False
         self.num_before = 0
         self.error: BaseException | None = None
         self.event = anyio.Event()
-        self.task_id = anyio.get_current_task().id
+        self.task_id = 0 if load is not None else anyio.get_current_task().id
 
     def settle(self, error: BaseException | None = None) -> None:
         """Decide this waiter's fate, then wake it."""
         self.granted = error is None
         self.error = error
         self.event.set()
+
+
+class Load(Protocol):
+    """A copy from the host that waits for device slots; no task waits in its stead."""
+
+    def take_off(self) -> bool:
+        """Take the slots and begin to copy; False where they cannot be had."""
+
+    def give_up(self) -> None:
+        """Bring nothing: whoever shares this load goes on without it."""
 
 
 class Admissions(Protocol):
@@ -76,11 +102,21 @@ class Admissions(Protocol):
     def count_query(self, hold: Hold) -> None:
         """A lease got its first slots."""
 
-    def evict_slots(self, num_slots: int) -> int:
-        """Evict so many tokens into the allocator."""
+    @property
+    def pins(self) -> Pins:
+        """What is kept idle; `Pins` says how."""
 
-    def note_taken(self, num_evicted: int) -> None:
-        """Slots were taken, for which so many tokens were evicted in the same call."""
+    def end_expired(self) -> None:
+        """Let go of what was kept, or ranked higher, for a time that is up."""
+
+    def evict_for(self, hold: Hold, num_slots: int, demand: int) -> int:
+        """Evict so many tokens into the allocator, for a lease that demands so many in all."""
+
+    def note_taken(self, hold: Hold, num_evicted: int) -> None:
+        """A lease grew by the short way, in which the tree counted its hit, and evicted so many tokens."""
+
+    def settle(self) -> None:
+        """Hear of copies that have ended."""
 
     def others_can_release(self) -> bool:
         """Whether slots are pinned or held by something that is not an entered lease."""
@@ -92,18 +128,37 @@ class Admissions(Protocol):
 class Pressure:
     """The slot waiters of a cache. Nothing here waits but `wait`."""
 
-    def __init__(self, core: TreeCore, pool: SlotPool, cache: Admissions, holds: dict[int, Hold]) -> None:
+    # `is_timed` stands where compiled code reads it; see `short_calls.py`.
+    __slots__ = ("__dict__", "__weakref__", "is_timed")
+
+    def __init__(
+        self,
+        core: TreeCore,
+        pool: SlotPool,
+        cache: Admissions,
+        holds: dict[int, Hold],
+        clock: Callable[[], float],
+        *,
+        takes_short_ways: bool,
+    ) -> None:
+        self.watch: Watcher | None = None
+        self._clock = clock
         self.growth: list[SlotWaiter] = []
         self.admission: list[SlotWaiter] = []
         self.num_waits = 0
         self.num_retracts = 0
+        self.is_timed = False
+        """Whether anything was ever kept, or ranked higher, for a time."""
         self.on_change: Callable[[], None] = lambda: None
         self._core = core
         self._pool = pool
         self._cache = cache
         self._holds = holds
         self._page_size = core.page_size
-        self._takes_from_core = core.name == "cpp" and not pool.streams
+        # By which a compiled tree does the plain case of a step in one call; see its short_ways.cpp.
+        self._takes_short_ways = takes_short_ways
+        self._short_core: Any = core
+        self._table = pool.allocator.table
         self._busy = False
         self._again = False
 
@@ -112,26 +167,27 @@ class Pressure:
 
     # ---- taking slots in one step ----
 
-    def take(self, num_slots: int, stream: Any) -> Slots | None:
-        """So many slots now, evicting for them if need be; `None` if they cannot all be had, and then nothing changed.
+    def take(self, num_slots: int, hold: Hold) -> Slots | None:
+        """So many slots for a lease now, evicting for them if need be; `None` if they cannot all be had.
 
-        Something may have been evicted into limbo where the slots are only behind a fence: they are then on their way.
+        Nothing changed then; but something may have been evicted into limbo where the slots are only behind a fence:
+        they are then on their way.
         """
         if num_slots == 0:
             return NO_SLOTS
-        if stream is None and self._takes_from_core:
-            taken = self._pool.take_from(self._core, num_slots)
-            if taken is not None:
-                self._cache.note_taken(taken[1])
-                return taken[0]
+        if self.is_timed and num_slots > self._pool.num_coming:
+            self._cache.end_expired()
         was_busy, self._busy = self._busy, True
         try:
-            slots = self._pool.take(num_slots, stream) if num_slots <= self._pool.num_coming else None
-            if slots is None and (missing := num_slots - self._pool.num_coming) > 0:
+            slots = self._pool.take(num_slots, hold.stream) if num_slots <= self._pool.num_coming else None
+            if slots is None and num_slots > self._pool.num_coming:
+                self._cache.settle()
+                missing = num_slots - self._pool.num_coming
                 if missing > self._core.evictable_tokens:
                     return None
-                self._cache.evict_slots(missing)
-                slots = self._pool.take(num_slots, stream)
+                if missing > 0:
+                    self._cache.evict_for(hold, missing, num_slots)
+                slots = self._pool.take(num_slots, hold.stream)
         finally:
             self._busy = was_busy
         if slots is not None:
@@ -140,10 +196,24 @@ class Pressure:
 
     def grow_now(self, hold: Hold, num_tokens: int) -> bool:
         """Serve a growth at once, unless others wait for theirs."""
+        if self.is_timed:
+            self._cache.end_expired()
+            if self._again:  # others may have waited for just that
+                self._catch_up()
+        if self._takes_short_ways and not self.growth and self.watch is None:
+            taken = self._short_core.grow_hold(hold, self._table, num_tokens, HELD)
+            if taken is not None:
+                num_taken, num_evicted, grew = taken
+                self._pool.num_held += num_taken
+                self._cache.note_taken(hold, num_evicted)
+                if self._again:
+                    self._catch_up()
+                if grew:
+                    return True
         num_slots = hold.fresh_slots_for(num_tokens, self._page_size)
         if num_slots and self.growth:
             return False
-        slots = self.take(num_slots, hold.stream)
+        slots = self.take(num_slots, hold)
         if slots is None:
             return False
         hold.add(slots, num_tokens)
@@ -161,9 +231,31 @@ class Pressure:
         self._catch_up()
         return admitted
 
+    def load_now(self, load: Load) -> bool:
+        """Let a load begin, unless others wait."""
+        if len(self):
+            return False
+        began = load.take_off()
+        self._catch_up()
+        return began
+
+    def queue_load(self, waiter: SlotWaiter) -> None:
+        """Let a load wait among the admissions. Does not wait: the load is told."""
+        self.admission.append(waiter)
+        waiter.hold.waiting = True
+        self.num_waits += 1
+        self.changed()
+
+    def unqueue_load(self, waiter: SlotWaiter) -> None:
+        """Take a load out of the queue, if it is there, and give up its pin."""
+        if waiter in self.admission:
+            self.admission.remove(waiter)
+            waiter.hold.waiting = False
+        self._cache.drop_pins(waiter.hold)
+
     def _admit(self, hold: Hold, num_tokens: int) -> bool:
         fresh = max(0, num_tokens - hold.num_tokens)
-        slots = self.take(hold.fresh_slots_for(fresh, self._page_size), hold.stream)
+        slots = self.take(hold.fresh_slots_for(fresh, self._page_size), hold)
         if slots is None:
             return False
         hold.add(slots, fresh)
@@ -184,7 +276,14 @@ class Pressure:
         queue = self.admission if waiter.reserve else self.growth
         queue.append(waiter)
         waiter.hold.waiting = True
+        waiter.began = self._clock()
         self.num_waits += 1
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug(
+                "%d tokens more wait for slots, for the lease of %d opened at %s",
+                waiter.num_tokens,
+                *_said(waiter.hold),
+            )
         self.changed()
         try:
             await waiter.event.wait()
@@ -195,6 +294,9 @@ class Pressure:
                 self._leave(waiter)
             self.changed()
             raise
+        finally:
+            if self.watch is not None:
+                self.watch.waited_for_slots(waiter.began)
         if waiter.error is not None:
             raise waiter.error
 
@@ -229,15 +331,18 @@ class Pressure:
         """Take the pins of waiting admissions, the youngest first and only the first found; whether there was one."""
         for waiter in reversed(self.admission):
             if waiter.hold.node_id and is_concerned(waiter.hold):
-                self._cache.drop_pins(waiter.hold)
-                waiter.keeps_pins = False
+                if waiter.load is not None:
+                    waiter.load.give_up()
+                else:
+                    self._cache.drop_pins(waiter.hold)
+                    waiter.keeps_pins = False
                 return True
         return False
 
     def drop_waiting_pins(self, is_concerned: Callable[[Hold], bool]) -> None:
         """Make waiting admissions let go of what they pinned; they match again when they are served."""
         for waiter in self.admission:
-            if waiter.hold.node_id and is_concerned(waiter.hold):
+            if waiter.load is None and waiter.hold.node_id and is_concerned(waiter.hold):
                 self._cache.drop_pins(waiter.hold)
 
     def admission_unblocked(self) -> None:
@@ -287,10 +392,12 @@ class Pressure:
 
     def _serve(self, waiter: SlotWaiter) -> bool:
         hold = waiter.hold
-        if waiter.reserve:
+        if waiter.load is not None:
+            served = waiter.load.take_off()
+        elif waiter.reserve:
             served = self._serve_admission(waiter)
         else:
-            slots = self.take(hold.fresh_slots_for(waiter.num_tokens, self._page_size), hold.stream)
+            slots = self.take(hold.fresh_slots_for(waiter.num_tokens, self._page_size), hold)
             served = slots is not None
             if slots is not None:
                 waiter.num_before = hold.num_tokens
@@ -321,7 +428,9 @@ class Pressure:
     def _is_stuck(self) -> bool:
         """Whether the head can only be served if a waiter gives way."""
         head = next((waiter for waiter in (*self.growth, *self.admission) if not waiter.blocked), None)
-        if head is None or self._num_missing(head) <= self._pool.num_coming + self._core.evictable_tokens:
+        # What is kept for a time comes by itself, at the latest when that time is over.
+        num_coming = self._pool.num_coming + self._core.evictable_tokens + self._cache.pins.num_timed_tokens
+        if head is None or self._num_missing(head) <= num_coming:
             return False
         if self._cache.others_can_release():
             return False
@@ -336,11 +445,12 @@ class Pressure:
         """One step out of it; whether the queues should be looked at again."""
         if any(self._serve(waiter) for waiter in [*self.growth[1:], *self.admission]):
             return True
-        if self.revoke_pins(lambda hold: True):
+        if self.revoke_pins(lambda hold: True) or self._cache.pins.take_back():
             return True
         if self.growth:
             victim = max(self.growth, key=lambda waiter: waiter.hold.order)
             self.num_retracts += 1
+            _log.info("everybody waits: the lease of %d tokens opened at %s gives way", *_said(victim.hold))
             self._leave(victim, self._retract_error(victim))
             return True
         for waiter in self.admission:
@@ -364,3 +474,8 @@ def too_large(num_tokens: int, pool: SlotPool) -> RequestTooLargeError:
         f"{num_tokens} tokens can never fit: the pool has {pool.capacity} usable slots in pages of "
         f"{pool.allocator.page_size}; split the request, or use a larger pool"
     )
+
+
+def _said(hold: Hold) -> tuple[int, str]:
+    """How a log line names a lease: never by its tokens."""
+    return hold.num_tokens, hold.where

@@ -6,11 +6,14 @@ Where things are:
 - `pool.py` is the only door to the allocator; `pressure.py` knows who waits for slots; `locks.py` who wants a subtree
 alone.
 - `hold.py` is what one lease has, `leases.py` the steps that change one, `lease.py` the user's handle to it.
+- `short_calls.py`: what a lease's calls need to do their plain case in compiled code.
+- `keeping.py` has the calls that say what is kept and for whom.
 - This file puts them together: it opens and closes, checks who calls, and has the low-level calls.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -26,6 +29,7 @@ from aradix.cache.calls import Calls, closed_error
 from aradix.cache.event_sinks import EventCalls, EventSinks
 from aradix.cache.evictor import Background
 from aradix.cache.home import Home, is_cancellation
+from aradix.cache.keeping import KeepingCalls
 from aradix.cache.lease import Lease, count_of
 from aradix.cache.leases import Leases, Passage
 from aradix.cache.locks import Exclusive, StandingGate
@@ -33,30 +37,33 @@ from aradix.cache.low_level import value_array
 from aradix.cache.pressure import too_large
 from aradix.cache.request_rows import RequestRow, committed_len, computed_ids, joined_ids
 from aradix.cache.requests import Requests
+from aradix.cache.short_calls import make_short_calls
 from aradix.cache.views import make_snapshot, make_stats, print_tree
-from aradix.errors import InvalidKeyError, InvariantError, UsageError
-from aradix.keys import BIGRAM_BYTES, TOKEN_BYTES, Namespace, RadixKey
+from aradix.errors import ConfigError, InvalidKeyError, InvariantError, UsageError
+from aradix.keys import BIGRAM_BYTES, TOKEN_BYTES, RadixKey
 from aradix.params import (
     CacheInitParams,
     CacheStats,
     EvictParams,
     EvictResult,
-    FlushResult,
     InsertParams,
     InsertResult,
     MatchPrefixParams,
     MatchResult,
     NodeRef,
 )
+from aradix.short_method import short_method
 from aradix.tree import make_core
-from aradix.tree.protocol import NOWHERE, Slots
+from aradix.tree.protocol import NOWHERE, Slots, TreeCore
 
 __all__ = ["RadixCache"]
+
+_log = logging.getLogger("aradix.cache")
 
 _Params = TypeVar("_Params", MatchPrefixParams, InsertParams, EvictParams)
 
 
-class RadixCache(EventCalls):
+class RadixCache(KeepingCalls, EventCalls):
     """The prefix cache. `BasePrefixCache` says what each call promises, `CacheInitParams` what can be set.
 
     Args:
@@ -71,14 +78,7 @@ class RadixCache(EventCalls):
             raise UsageError(f"RadixCache takes CacheInitParams(allocator=...), got {type(params).__name__}")
         self._params = params
         self._item_bytes = BIGRAM_BYTES if params.is_eagle else TOKEN_BYTES
-        self._core = make_core(
-            params.tree_core,
-            page_size=params.page_size,
-            item_bytes=self._item_bytes,
-            policy=params.eviction_policy,
-            evict_unit=params.evict_unit,
-            record_events=params.enable_kv_cache_events,
-        )
+        self._core = self._make_core(params)
         self._calls = Calls(
             lambda: self._core.failure,
             lambda hold: self._leases.release(hold),
@@ -92,6 +92,8 @@ class RadixCache(EventCalls):
         self._low_pins = self._leases.low_pins
         self._requests = Requests(params, self._core, self._leases)
         self._pressure.on_change = self._on_change
+        self._short_calls: Any = make_short_calls(params, self._item_bytes, self._calls, self._leases, self._core)
+        self._leases.pins.on_release = self._release_pin
         self._event_sinks = EventSinks(self._core, self._calls.fail)
         self._home: Home | None = None
         self._task_group: TaskGroup | None = None
@@ -99,6 +101,19 @@ class RadixCache(EventCalls):
         self._ended = False
         self._low_slots = int(params.low_watermark * params.allocator.num_slots)
         self._high_slots = int(params.high_watermark * params.allocator.num_slots)
+
+    def _make_core(self, params: CacheInitParams) -> TreeCore:
+        if params.host is not None:
+            raise ConfigError(f"{type(self).__name__} has no host tier; take HiRadixCache, or leave host= out")
+        return make_core(
+            params.tree_core,
+            page_size=params.page_size,
+            item_bytes=self._item_bytes,
+            policy=params.eviction_policy,
+            evict_unit=params.evict_unit,
+            record_events=params.enable_kv_cache_events,
+            shares=params.shares(),
+        )
 
     # ---- opening and closing ----
 
@@ -111,6 +126,8 @@ class RadixCache(EventCalls):
         await self._task_group.__aenter__()
         self._background.start(self._task_group)
         self._calls.open(self._home, self._background)
+        allocator = self._params.allocator
+        _log.info("opened: %d slots in pages of %d, %s core", allocator.num_slots, allocator.page_size, self._core.name)
         self._unsubscribe = self._params.allocator.subscribe(self._on_slots)
         return self
 
@@ -153,8 +170,10 @@ class RadixCache(EventCalls):
         self._calls.drain_dropped()
         self._pressure.drop_all(closed_error)
         self._gates.close_down(closed_error)
+        self._leases.pins.end_all("closed")
         self._pool.give_back_all(self._core.detach().freed)
         self._event_sinks.close()
+        _log.info("closed, with %d leases held", len(self._holds))
         self._calls.note_policy_failure()
 
     async def _take_turn(self) -> None:
@@ -203,8 +222,11 @@ class RadixCache(EventCalls):
         self._background.pool_is_low()
 
     def _evict_ahead(self, num_slots: int) -> int:
-        num_freed = self._leases.evict_slots(num_slots)
-        self._leases.changed()
+        num_freed = self._leases.evict_slots(num_slots, only_excess=True)
+        if num_freed:
+            self._leases.changed()
+        else:  # not of the low pool, which nothing can be done about
+            self._pressure.changed()
         return num_freed
 
     def _wants_slots(self) -> int:
@@ -212,6 +234,7 @@ class RadixCache(EventCalls):
 
     # ---- leases ----
 
+    @short_method("lease")
     def lease(
         self,
         key: RadixKey,
@@ -222,6 +245,7 @@ class RadixCache(EventCalls):
         store: bool = True,
         resume: bool = False,
         stream: Any = None,
+        load_back: bool = True,
     ) -> Lease:
         self._calls.begin_open()
         view = self._view(key)
@@ -243,8 +267,12 @@ class RadixCache(EventCalls):
             raise UsageError(f"store must be a bool, got {store!r}")
         if not (resume is True or resume is False):
             raise UsageError(f"resume must be a bool, got {resume!r}")
+        if not (load_back is True or load_back is False):
+            raise UsageError(f"load_back must be a bool, got {load_back!r}")
         caller = sys._getframe(1)
         hold = self._leases.new(view, key, limit, priority, store, resume, stream, caller.f_code, caller.f_lasti)
+        if self._leases.tiers is not None:
+            hold.load_back = load_back
         return Lease(self, hold, reserve)
 
     def _view(self, key: RadixKey) -> RadixKey:
@@ -281,6 +309,8 @@ class RadixCache(EventCalls):
     def _evict_below(self, gate: StandingGate) -> int:
         self._calls.begin()
         self._gates.unpin_leaves(gate)
+        below = {pin for pin in self._leases.pins.below(gate.node_id) if pin.node_id != gate.node_id}
+        self._leases.pins.end_all("evicted", below.__contains__)
         freed = [] if self._core.is_detached(gate.node_id) else self._core.evict_below(gate.node_id)
         self._gates.pin_leaves(gate)
         num_freed = self._pool.give_back_all(freed)
@@ -289,7 +319,7 @@ class RadixCache(EventCalls):
         return num_freed
 
     def _slots_tensor(self, ref: NodeRef) -> torch.Tensor:
-        return torch.from_numpy(self._core.slots_of(ref))
+        return torch.from_numpy(self._core.slots_of(ref)) if ref.node_id else torch.empty(0, dtype=torch.int64)
 
     # ---- low-level calls ----
 
@@ -305,7 +335,8 @@ class RadixCache(EventCalls):
             self._end_passage(passage)
             match = self._core.match(view, past_pending=True)
         self._leases.order_after(self._pool.streams, match.ready)
-        return MatchResult(self._slots_tensor(match.last), match.last, match.last, match.last)
+        best = match.best if match.host_hit else match.last
+        return MatchResult(self._slots_tensor(match.last), match.last, best, best, match.host_hit)
 
     def _end_passage(self, passage: Passage) -> None:
         """Unpin what kept the way open. Its caller takes its step at once: no gate is granted in between."""
@@ -377,23 +408,11 @@ class RadixCache(EventCalls):
         view = self._view(RadixKey(joined_ids(req)[:num_tokens], req.extra_key)) if is_insert else None
         self._requests.finished(req, view, num_tokens)
 
-    # ---- looking and clearing ----
+    # ---- looking ----
 
     def peek(self, key: RadixKey) -> int:
         self._calls.begin()
         return self._core.peek(self._view(key))
-
-    async def flush(self, namespace: Namespace | str | None = None) -> FlushResult:
-        await self._take_turn()
-        flushed = None if namespace is None else Namespace.of(namespace)
-        # Who waits to be entered is entered after the flush, so it must not bring along what it matched before.
-        self._pressure.drop_waiting_pins(lambda hold: flushed in (None, hold.key.namespace))
-        done = self._core.detach(flushed)
-        self._pool.give_back_all(done.freed)
-        self._pressure.admission_unblocked()
-        self._gates.serve_walkers()
-        self._leases.changed()
-        return FlushResult(done.num_freed, done.num_held)
 
     def stats(self) -> CacheStats:
         self._calls.begin()
@@ -401,7 +420,7 @@ class RadixCache(EventCalls):
 
     def snapshot(self, tokens: bool = True) -> dict[str, Any]:
         self._calls.begin()
-        return make_snapshot(self._core, tokens)
+        return make_snapshot(self._core, tokens, self._leases.pins)
 
     def pretty_print(self) -> None:
         self._calls.begin()

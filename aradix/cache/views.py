@@ -10,6 +10,7 @@ from aradix.params import CacheStats
 from aradix.tree.protocol import NodeView, TreeCore
 
 if TYPE_CHECKING:
+    from aradix.cache.pins import Pins
     from aradix.cache.radix_cache import RadixCache
 
 __all__ = ["make_snapshot", "make_stats", "print_tree"]
@@ -35,6 +36,8 @@ def make_stats(cache: RadixCache) -> CacheStats:
         num_namespaces=core.num_namespaces,
         num_leases=len(cache._holds),
         num_slot_waiters=len(pressure),
+        num_pins=len(cache._leases.pins),
+        pinned=cache._leases.pins.num_tokens,
         queries=cache._leases.num_queries,
         query_tokens=cache._leases.num_query_tokens,
         hit_tokens=cache._leases.num_hit_tokens,
@@ -43,6 +46,7 @@ def make_stats(cache: RadixCache) -> CacheStats:
         retracts=pressure.num_retracts,
         slot_waits=pressure.num_waits,
         gate_waits=cache._gates.num_waits,
+        **(cache._leases.tiers.stats() if cache._leases.tiers is not None else {}),
     )
 
 
@@ -61,8 +65,8 @@ def _shown(view: NodeView, tokens: bool) -> dict[str, Any]:
     }
 
 
-def make_snapshot(core: TreeCore, tokens: bool) -> dict[str, Any]:
-    """The tree as plain dicts and lists; a root is a node without tokens."""
+def make_snapshot(core: TreeCore, tokens: bool, pins: Pins) -> dict[str, Any]:
+    """The tree as plain dicts and lists; a root is a node without tokens. Pins are listed where there are any."""
     by_id: dict[int, dict[str, Any]] = {}
     namespaces = []
     for view in core.walk():
@@ -71,7 +75,7 @@ def make_snapshot(core: TreeCore, tokens: bool) -> dict[str, Any]:
             by_id[view.parent_id]["children"].append(shown)
         else:
             namespaces.append({"namespace": view.namespace._asdict(), "root": shown})
-    return {"namespaces": namespaces}
+    return {"namespaces": namespaces} | ({"pins": pins.snapshot()} if pins else {})
 
 
 def print_tree(core: TreeCore) -> None:

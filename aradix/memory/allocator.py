@@ -23,7 +23,17 @@ from aradix.memory.fences import Event, EventFence, Fence, ReadyFence, Stream, q
 from aradix.memory.limbo import Limbo, Pages
 from aradix.memory.listeners import Listeners
 from aradix.memory.marks import EventPool, Mark, newest_per_stream
-from aradix.memory.page_table import HELD, OUT, PLACES, QUARANTINED, RETIRED, RETIRING, Slots, make_page_table
+from aradix.memory.page_table import (
+    HELD,
+    OUT,
+    PLACES,
+    QUARANTINED,
+    RETIRED,
+    RETIRING,
+    PageTable,
+    Slots,
+    make_page_table,
+)
 from aradix.memory.pages import PageReader
 from aradix.memory.sizes import Sizes
 
@@ -59,13 +69,14 @@ def _step(method: Callable[Concatenate[_Self, _P], _R]) -> Callable[Concatenate[
                         f"{method.__name__}() was called in the middle of another call of the same allocator, from an "
                         "event or a finaliser (hint: retire() is safe there)"
                     )
-                self._busy = True
+                self._busy, self._table.quiet = True, False
                 try:
                     if self._returned:
                         self._drain()
                     return method(self, *args, **kwargs)
                 finally:
                     self._busy = False
+                    self._table.quiet = not (self._returned or self._limbo.num_pages or self._carry)
         finally:
             # Whoever is in the middle of a step calls the listeners at its end.
             if self._listeners.changed and not self._busy:
@@ -174,6 +185,7 @@ class SlotAllocator(Sizes):
             # The lock is ours, so a busy allocator is in a step of this very thread.
             returned = _Return(pages, users, fence, deferred=self._busy)
             self._returned.append(returned)
+            self._table.quiet = False
         if not returned.deferred:
             self._drain_step()
             if returned.error is not None:
@@ -198,17 +210,23 @@ class SlotAllocator(Sizes):
                     return slots
         return self._alloc(n, stream, host_visible, HELD)
 
-    def alloc_held_from(self, tree: Any, n: int) -> tuple[Slots, int] | None:
-        """As `alloc_held`, where what is short comes out of `tree` in the same call; and how many slots did.
+    @property
+    def table(self) -> PageTable:
+        """The page table. A compiled tree takes slots from it and gives them back, in the calls that need them.
 
-        `tree.take_from(table, n, state)` does it, which only a compiled core has. Slots that come back that way are
-        behind no fence, so `None`, and then nothing was changed, while any are retired. Does not wait.
+        Only while it is `quiet`; `note_given` follows where slots came back.
         """
-        with self._lock:
-            if self._busy or self._returned or self._limbo.num_pages or self._carry:
-                return None
-            taken: tuple[Slots, int] | None = tree.take_from(self._table, n, HELD)
-            return taken
+        return self._table
+
+    @property
+    def listening(self) -> dict[object, Callable[[], None]]:
+        """Who hears of slots that come back: to be counted, not to be changed."""
+        return self._listeners.callbacks
+
+    def note_given(self) -> None:
+        """Tell the listeners that slots came back by way of `table`."""
+        self._listeners.changed = True
+        self._listeners.notify()
 
     @_step
     def adopt(self, slots: Any) -> None:

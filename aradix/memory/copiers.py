@@ -7,10 +7,8 @@ behind what, and who hears of it. A virtual device brings a copier of its own.
 from __future__ import annotations
 
 import functools
-import itertools
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from numpy.typing import NDArray
@@ -23,14 +21,12 @@ __all__ = ["BookCopier", "Copier", "CudaCopier", "HostCopier", "Job", "copier_fo
 
 _Words = NDArray[Any]
 
-SPLIT_BYTES = 512 * 1024
-"""A host copy of fewer bytes is done before a second thread has woken up."""
 STAGING_BYTES = 64 * 1024 * 1024
 """The most that a copy through the device's own memory takes of it at a time."""
 
 
 class Job:
-    """Pages to copy, in order, from one pool to another; the copier tells it how far it came.
+    """Pages to copy, in order, from one pool to another; the copier notes how far it came and what stopped it.
 
     Args:
         source_pages: page ids in `source`; the i-th goes to the i-th of `target_pages`.
@@ -46,14 +42,6 @@ class Job:
         self.what = what
         self.num_pages_done = 0
         self.cause: Exception | None = None
-
-    def run(self, step: Callable[[], object]) -> None:
-        """Runs a part of the copy, unless an earlier part failed; an exception becomes the job's `cause`."""
-        if self.cause is None:
-            try:
-                step()
-            except Exception as error:
-                self.cause = error
 
 
 class Copier(Protocol):
@@ -127,21 +115,17 @@ class BookCopier:
 
 
 class HostCopier:
-    """Copies between pools in host memory, on threads.
+    """Copies between pools in host memory: a thread for each stream.
 
-    numpy moves the bytes, without the GIL and without torch's own threads: those belong to the engine, and a busy
-    core makes every copy on them wait for the slowest.
-
-    Args:
-        num_threads: that share a large copy.
+    numpy moves the bytes, without the GIL and without torch's own threads: those belong to the engine, and on a busy
+    core a copy that is shared among them waits for the slowest.
     """
 
     needs_polling = False
 
-    def __init__(self, num_threads: int = 2) -> None:
-        self._helpers = [HostStream(f"aradix copy helper {i}") for i in range(1, num_threads)]
-        # Views by (source, target, layer). Pools are few and live long; the tensors keep their ids from being reused.
-        self._views: dict[tuple[int, int, int | None], tuple[Any, Any, _Words, _Words]] = {}
+    def __init__(self) -> None:
+        # Views by (source, target, layer). Pools are few and live long; holding them keeps their ids from being reused.
+        self._views: dict[tuple[int, int, int | None], tuple[KVPool, KVPool, _Words, _Words]] = {}
 
     def new_stream(self, name: str) -> HostStream:
         """A stream with a thread of its own."""
@@ -153,101 +137,34 @@ class HostCopier:
 
     def launch(self, stream: Any, job: Job, layer: int | None) -> None:
         """Queues the copy. A failure is found in the job's `cause`."""
-        source, target = self._words(job, layer)
-        stream.launch(lambda: job.run(lambda: self._copy(job, source, target, layer)))
+        key = (id(job.source), id(job.target), layer)
+        views = self._views.get(key)
+        if views is None:
+            views = self._views[key] = (job.source, job.target, *_as_words(job, layer))
+        stream.launch(functools.partial(self._copy, job, views[2], views[3], layer))
 
     def when_done(self, event: HostEvent, callback: Callable[[Any], object]) -> None:
         """Has the stream's thread call back."""
         event.add_done_callback(callback)
 
     def close(self) -> None:
-        """Ends the helpers; blocks until they are idle."""
-        for helper in self._helpers:
-            helper.close()
+        """Nothing: the streams have the threads."""
 
     def copy_run(self, source: _Words, target: _Words) -> None:
         """Copies one run of pages: `[n, ...]` words to as many of another pool."""
         target[...] = source
 
     def _copy(self, job: Job, source: _Words, target: _Words, layer: int | None) -> None:
-        pieces = self._pieces(job, source, target)
-        tallies = [_Tally() for _ in pieces]
-        for helper, piece, tally in zip(self._helpers, pieces[1:], tallies[1:], strict=False):
-            helper.launch(functools.partial(self._copy_piece, piece, tally))
-        self._copy_piece(pieces[0], tallies[0])
-        for tally in tallies[1:]:
-            tally.finished.acquire()
-        if layer is None or layer == job.source.num_layers - 1:
-            job.num_pages_done = _leading_pages(pieces, tallies, len(job.source_pages))
-        for tally in tallies:
-            if tally.error is not None:
-                raise tally.error
-
-    def _pieces(self, job: Job, source: _Words, target: _Words) -> list[_Piece]:
-        """The copy cut for the threads: by pages, or one large page through its middle."""
-        num_pages, num_parts = len(job.source_pages), 1 + len(self._helpers)
-        if num_parts == 1 or num_pages * source[0].nbytes < SPLIT_BYTES:
-            return [_Piece(job.source_pages, job.target_pages, source, target)]
-        if num_pages < num_parts:
-            cuts = [slice(a, b) for a, b in _cuts(source.shape[1], num_parts)]
-            return [_Piece(job.source_pages, job.target_pages, source[:, cut], target[:, cut]) for cut in cuts]
-        ranges = _cuts(num_pages, num_parts)
-        return [_Piece(job.source_pages[a:b], job.target_pages[a:b], source, target) for a, b in ranges]
-
-    def _copy_piece(self, piece: _Piece, tally: _Tally) -> None:
+        if job.cause is not None:
+            return
+        counts = layer is None or layer == job.source.num_layers - 1
         try:
-            for s, t, n in runs(piece.source_pages, piece.target_pages):
-                self.copy_run(piece.source[s : s + n], piece.target[t : t + n])
-                tally.num_pages += n
+            for s, t, n in runs(job.source_pages, job.target_pages):
+                self.copy_run(source[s : s + n], target[t : t + n])
+                if counts:
+                    job.num_pages_done += n
         except Exception as error:
-            tally.error = error
-        finally:
-            tally.finished.release()
-
-    def _words(self, job: Job, layer: int | None) -> tuple[_Words, _Words]:
-        key = (id(job.source), id(job.target), layer)
-        found = self._views.get(key)
-        if found is None:
-            found = self._views[key] = (job.source, job.target, *_as_words(job, layer))
-        return found[2], found[3]
-
-
-class _Piece(NamedTuple):
-    """One thread's part of a copy."""
-
-    source_pages: Sequence[int]
-    target_pages: Sequence[int]
-    source: _Words
-    target: _Words
-
-
-class _Tally:
-    """How far one thread came with its part."""
-
-    __slots__ = ("error", "finished", "num_pages")
-
-    def __init__(self) -> None:
-        self.num_pages = 0
-        self.error: Exception | None = None
-        self.finished = threading.Lock()
-        self.finished.acquire()
-
-
-def _cuts(length: int, num_parts: int) -> list[tuple[int, int]]:
-    bounds = [length * i // num_parts for i in range(num_parts + 1)]
-    return list(itertools.pairwise(bounds))
-
-
-def _leading_pages(pieces: list[_Piece], tallies: list[_Tally], num_pages: int) -> int:
-    """How many pages from the first one on are copied whole."""
-    if len(pieces[0].source_pages) == num_pages:
-        return min(tally.num_pages for tally in tallies)
-    leading = 0
-    for piece, tally in zip(pieces, tallies, strict=True):
-        leading += tally.num_pages
-        if tally.num_pages < len(piece.source_pages):
-            break
-    return leading
+            job.cause = error
 
 
 def _as_words(job: Job, layer: int | None) -> tuple[_Words, _Words]:

@@ -14,7 +14,7 @@ from aradix.memory.kv_pool import KVPool, check_pages, positive
 
 __all__ = ["HostKVPool"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("aradix.memory")
 
 
 class HostKVPool(KVPool):

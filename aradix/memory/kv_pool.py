@@ -97,12 +97,18 @@ class KVPool:
             raise UsageError(f"{len(rows)} slots do not make whole pages of {size}")
         if not rows.size:
             return []
-        first = rows[::size]
-        pages = first // size
-        if size > 1 and not np.array_equal(rows.reshape(-1, size), (pages * size)[:, None] + self._offsets):
+        if len(rows) <= 4 * size:
+            # A few pages: plain integers are several times faster than array operations.
+            values: list[int] = rows.tolist()
+            ids = [slot // size for slot in values[::size]]
+            whole = values == [page * size + offset for page in ids for offset in range(size)]
+        else:
+            pages = rows[::size] // size
+            ids = pages.tolist()
+            whole = np.array_equal(rows.reshape(-1, size), (pages * size)[:, None] + self._offsets)
+        if not whole:
             raise UsageError(f"{len(rows)} slots are not runs of whole pages of {size}, each from its first slot up")
-        ids: list[int] = pages.tolist()
-        if ids and (min(ids) < 1 or max(ids) > last):
+        if min(ids) < 1 or max(ids) > last:
             raise UsageError(f"slots {rows.min()} to {rows.max()}; the pool's are {size} to {(last + 1) * size - 1}")
         return ids
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 __all__ = ["Listeners"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("aradix.memory")
 
 
 class Listeners:
@@ -25,6 +25,11 @@ class Listeners:
         # Reentrant: a finaliser may come between any two lines, and it may cause a change.
         self._lock = threading.RLock()
         self._running = False
+
+    @property
+    def callbacks(self) -> dict[object, Callable[[], None]]:
+        """Who is called: to be counted, not to be changed."""
+        return self._callbacks
 
     def add(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Has `callback` called from the next round on; returns what ends that, which may be called twice."""

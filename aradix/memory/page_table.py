@@ -62,6 +62,9 @@ class PageTable(Protocol):
     Free pages come off the stack in ascending order from a fresh table, and afterwards last in, first out.
     """
 
+    quiet: bool
+    """Whether free slots are all there is to look at: nothing is retired, and no call of the allocator under way."""
+
     @property
     def num_free(self) -> int: ...
     @property
@@ -103,13 +106,14 @@ class PageTable(Protocol):
 class PythonPageTable:
     """The reference. See `PageTable`."""
 
-    __slots__ = ("_counts", "_free", "_offsets", "num_free", "num_pages", "page_size", "stack", "states")
+    __slots__ = ("_counts", "_free", "_offsets", "num_free", "num_pages", "page_size", "quiet", "stack", "states")
 
     def __init__(self, states: NDArray[np.uint8], stack: NDArray[np.int32], page_size: int, free: int) -> None:
         self.states = states
         self.stack = stack
         self.page_size = page_size
         self.num_free = self.num_pages = len(stack)
+        self.quiet = True
         self._free = free
         self._counts = [0] * len(STATE_NAMES)
         self._offsets = np.arange(page_size, dtype=np.int64)

@@ -10,16 +10,58 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 from aradix.errors import UsageError
 
-__all__ = ["HostEvent", "HostStream", "InlineStream"]
+__all__ = ["HostEvent", "HostStream", "InlineStream", "Marker"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("aradix.memory")
 
 _Step = Callable[[], object]
+
+
+class Marker:
+    """A point that is reached once, in the shape of a future; a `Future` does the same in several times the time."""
+
+    __slots__ = ("_callbacks", "_done", "_gate", "_lock")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._gate = threading.Lock()
+        self._gate.acquire()
+        self._done = False
+        self._callbacks: list[Callable[[Any], object]] = []
+
+    def done(self) -> bool:
+        """Whether it is reached."""
+        return self._done
+
+    def reach(self) -> None:
+        """Says that it is reached, once."""
+        with self._lock:
+            self._done = True
+            callbacks, self._callbacks = self._callbacks, []
+        self._gate.release()
+        for callback in callbacks:
+            try:
+                callback(self)
+            except Exception:
+                _log.exception("a callback of a marker raised")
+
+    def wait(self) -> None:
+        """Blocks the calling thread until it is reached."""
+        if not self._done:
+            self._gate.acquire()
+            self._gate.release()  # lets the next one through
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        """Calls `callback(anything)` once it is reached: on the thread that says so, or now."""
+        with self._lock:
+            if not self._done:
+                self._callbacks.append(callback)
+                return
+        callback(self)
 
 
 class HostStream:
@@ -47,17 +89,17 @@ class HostStream:
                 self._thread.start()
             self._steps.put(step)
 
-    def mark(self) -> Future[None]:
-        """A future that is done once all that this stream was given so far has run."""
-        marker: Future[None] = Future()
-        self.launch(lambda: marker.set_result(None))
+    def mark(self) -> Marker:
+        """A point that is reached once all that this stream was given so far has run."""
+        marker = Marker()
+        self.launch(marker.reach)
         return marker
 
     def wait_event(self, event: HostEvent) -> None:
         """Orders what comes next on this stream after the event's last record; nothing where that is reached."""
         marker = event.marker
         if not marker.done():
-            self.launch(marker.result)
+            self.launch(marker.wait)
 
     def record_event(self, event: HostEvent | None = None) -> HostEvent:
         """Records `event`, or a new one, and returns it."""
@@ -72,7 +114,7 @@ class HostStream:
     def synchronize(self) -> None:
         """Blocks the calling thread until all that was queued so far has run."""
         if self._thread is not None:
-            self.mark().result()
+            self.mark().wait()
 
     def close(self) -> None:
         """Runs what is queued, ends the thread and waits for it. Twice is once."""
@@ -93,10 +135,10 @@ class InlineStream:
         """Runs `step`."""
         step()
 
-    def mark(self) -> Future[None]:
-        """A future that is done."""
-        marker: Future[None] = Future()
-        marker.set_result(None)
+    def mark(self) -> Marker:
+        """A point that is reached."""
+        marker = Marker()
+        marker.reach()
         return marker
 
     def wait_event(self, event: HostEvent) -> None:
@@ -114,11 +156,11 @@ class HostEvent:
     __slots__ = ("_marker",)
 
     def __init__(self) -> None:
-        self._marker: Future[None] | None = None
+        self._marker: Marker | None = None
 
     @property
-    def marker(self) -> Future[None]:
-        """The future of the last record. `UsageError` where there was none."""
+    def marker(self) -> Marker:
+        """The point of the last record. `UsageError` where there was none."""
         if self._marker is None:
             raise UsageError("this event was never recorded: there is nothing to wait for")
         return self._marker
@@ -137,7 +179,7 @@ class HostEvent:
 
     def synchronize(self) -> None:
         """Blocks the calling thread until the point is reached."""
-        self.marker.result()
+        self.marker.wait()
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
         """Calls `callback(anything)` once the point is reached: on the stream's thread, or now if it has been."""

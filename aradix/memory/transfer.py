@@ -20,7 +20,7 @@ from aradix.memory.kv_pool import KVPool
 
 __all__ = ["Copy", "Transfer"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("aradix.memory")
 
 
 class Copy:
@@ -227,6 +227,11 @@ class Transfer:
         """
         source, target = self.host_pool.page_ids(host_slots), self.kv_pool.page_ids(device_slots)
         return self._start(Job(self.host_pool, self.kv_pool, source, target, "load"), self.load_stream, after, by_layer)
+
+    @property
+    def needs_polling(self) -> bool:
+        """Whether the device calls nobody, so that somebody has to `poll`."""
+        return self._copier.needs_polling
 
     def num_running(self) -> int:
         """Batches that are not known to be done."""

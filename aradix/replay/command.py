@@ -14,7 +14,7 @@ import anyio
 from aradix.errors import ConfigError
 from aradix.policies import POLICIES
 from aradix.replay.detect import open_trace
-from aradix.replay.driver import ReplayResult, ReplaySetup, replay
+from aradix.replay.driver import Observed, ReplayResult, ReplaySetup, replay
 from aradix.replay.lines import TraceFile
 from aradix.replay.optimal import OPTIMAL, PagedTrace
 from aradix.replay.plot import check_plot, save_plot
@@ -23,7 +23,7 @@ from aradix.replay.report import as_json, print_table
 from aradix.replay.request import ReplayError, Request, Trace
 from aradix.replay.survey import check_pool, endless_pages, survey
 from aradix.replay.workload import BuiltInWorkload
-from aradix.tree import make_core
+from aradix.tree import make_core, make_tiered_core
 
 __all__ = ["add_arguments", "run"]
 
@@ -78,6 +78,16 @@ def _at_least(least: int, what: str) -> Callable[[str], int]:
     return parse
 
 
+def _above_zero(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"a pace is a number above 0, got {text!r}")
+    return number
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Give a parser the arguments of `aradix replay`."""
     parser.add_argument(
@@ -125,6 +135,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--core", choices=("auto", "python", "cpp"), default="auto", help="the tree's implementation (default: auto)"
     )
     parser.add_argument(
+        "--host-capacity",
+        type=_capacities,
+        metavar="N",
+        help="tokens of a host tier behind the pool, which only keeps books; inf for as many as the trace has",
+    )
+    parser.add_argument(
+        "--write-policy",
+        choices=("write_through", "write_through_selective", "write_back"),
+        help="when tokens are copied to the host (default: write_through_selective)",
+    )
+    parser.add_argument(
+        "--storage", type=Path, metavar="DIR", help="a folder behind the host, which a later replay finds again"
+    )
+    parser.add_argument(
         "--limit",
         type=_at_least(1, "the limit"),
         metavar="N",
@@ -147,6 +171,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="arrivals and lengths for the built-in workload (TIMESTAMP,ContextTokens,GeneratedTokens)",
+    )
+    parser.add_argument(
+        "--pace",
+        type=_above_zero,
+        metavar="N",
+        help="requests begun a second at most (default: as many as there can be; 100 with --inspect)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a line for each policy and capacity")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="save hit ratio over capacity, as .svg or .png")
@@ -188,8 +218,10 @@ class _Plan:
         for capacity, tokens in options.capacity:
             if tokens < self.page_size:
                 raise ReplayError(f"--capacity {capacity}: less than one page of {self.page_size} tokens")
+        self._check_tiers()
         try:
-            make_core(options.core, policy="lru", page_size=self.page_size)
+            make = make_core if options.host_capacity is None else make_tiered_core
+            make(options.core, policy="lru", page_size=self.page_size)
         except ConfigError as error:
             raise ReplayError(f"--core {options.core}: {error}") from error
         self._paged: PagedTrace | None = None
@@ -202,6 +234,29 @@ class _Plan:
         )
         for capacity, tokens in options.capacity:
             check_pool(self._num_pages(tokens), self.page_size, capacity=capacity, most_pages=self._endless_pages)
+        for capacity, tokens in options.host_capacity or ():
+            pages = self._num_pages(tokens)
+            check_pool(
+                pages, self.page_size, capacity=capacity, most_pages=self._endless_pages, option="--host-capacity"
+            )
+
+    def _check_tiers(self) -> None:
+        options = self.options
+        if options.host_capacity is None:
+            for option, value in (("--write-policy", options.write_policy), ("--storage", options.storage)):
+                if value is not None:
+                    raise ReplayError(f"{option}: there is no host tier; give --host-capacity too")
+            return
+        if len(options.host_capacity) > 1:
+            raise ReplayError("--host-capacity takes one number of tokens")
+        capacity, tokens = options.host_capacity[0]
+        if tokens < self.page_size:
+            raise ReplayError(f"--host-capacity {capacity}: less than one page of {self.page_size} tokens")
+        if options.storage is not None:
+            try:
+                options.storage.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ReplayError(f"--storage {options.storage}: {error.strerror}") from error
 
     def requests(self) -> Iterator[Request]:
         """The requests, from the first."""
@@ -223,21 +278,30 @@ class _Plan:
         return int(tokens) // self.page_size if math.isfinite(tokens) else self._endless_pages
 
     def _setup(self, policy: str, num_pages: int) -> ReplaySetup:
-        low, high = self.options.watermarks
+        options = self.options
+        low, high = options.watermarks
         return ReplaySetup(
             policy=policy,
             num_pages=num_pages,
             page_size=self.page_size,
-            concurrency=self.options.concurrency,
+            concurrency=options.concurrency,
             low_watermark=low,
             high_watermark=high,
-            core=self.options.core,
+            core=options.core,
             outputs=self.outputs,
+            num_host_pages=0 if options.host_capacity is None else self._num_pages(options.host_capacity[0][1]),
+            write_policy=options.write_policy or "write_through_selective",
+            storage=options.storage,
+            pace=self.options.pace,
         )
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, observed: Observed | None = None) -> int:
     """Replay as the options say, and print what came of it; gives the exit status. Blocks until it is done.
+
+    Args:
+        options: as parsed.
+        observed: opened around each run, with its cache.
 
     Raises:
         ReplayError: bad input.
@@ -252,7 +316,7 @@ def run(options: argparse.Namespace) -> int:
                 if setup.policy == OPTIMAL:
                     result = plan.optimal(setup, on_progress)
                 else:
-                    result = anyio.run(replay, plan.requests(), setup, on_progress)
+                    result = anyio.run(replay, plan.requests(), setup, on_progress, observed)
             except MemoryError as error:
                 # What a process may take can be less than what the machine has.
                 raise ReplayError(f"--capacity {capacity}: out of memory; give fewer tokens, or a --limit") from error

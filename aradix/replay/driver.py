@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -16,23 +18,34 @@ import anyio
 import numpy as np
 from anyio.lowlevel import checkpoint
 
+from aradix.cache.hiradix_cache import HiRadixCache
 from aradix.cache.radix_cache import RadixCache
 from aradix.errors import InvariantError, RetractError
 from aradix.keys import RadixKey
 from aradix.memory.allocator import SlotAllocator
+from aradix.memory.host_pool import HostKVPool
+from aradix.memory.kv_pool import BookKVPool
+from aradix.memory.storage.file_store import FileStore
 from aradix.params import CacheInitParams, CacheStats
 from aradix.replay.request import Request
 from aradix.replay.schedule import Schedule
 
-__all__ = ["ReplayResult", "ReplaySetup", "check_idle", "replay"]
+__all__ = ["Observed", "ReplayResult", "ReplaySetup", "check_idle", "replay"]
 
+Observed = Callable[[RadixCache], AbstractAsyncContextManager[None]]
+
+_BUSY_PART = 0.8
 DECODE_STEP_TOKENS = 64
 """Output tokens allocated and committed at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySetup:
-    """One run: the cache, and how it is driven."""
+    """One run: the cache, and how it is driven.
+
+    Args:
+        pace: requests begun a second at most. Each then takes its time, so that most of `concurrency` is in flight.
+    """
 
     policy: str
     num_pages: int
@@ -42,6 +55,10 @@ class ReplaySetup:
     high_watermark: float = 0.10
     core: Any = "auto"
     outputs: bool = False
+    num_host_pages: int = 0
+    write_policy: Any = "write_through_selective"
+    storage: Path | None = None
+    pace: float | None = None
 
     def cache_params(self, num_pages: int | None = None) -> CacheInitParams:
         """The cache's parameters, with a pool of its own of `num_pages` or the run's size.
@@ -50,6 +67,17 @@ class ReplaySetup:
             ConfigError: a value that cannot work.
         """
         num_slots = (self.num_pages if num_pages is None else num_pages) * self.page_size
+        tiers: dict[str, Any] = {}
+        if self.num_host_pages:
+            # Pools that only keep books: the cache does all it does elsewhere, and nothing is copied.
+            kv_pool = BookKVPool(num_slots, self.page_size)
+            tiers = {
+                "kv_pool": kv_pool,
+                "host": HostKVPool(self.num_host_pages * self.page_size, self.page_size, kv_pool),
+                "write_policy": self.write_policy,
+                "storage": None if self.storage is None else FileStore(self.storage),
+                "model_id": "replay",
+            }
         return CacheInitParams(
             allocator=SlotAllocator(num_slots, page_size=self.page_size),
             page_size=self.page_size,
@@ -57,6 +85,7 @@ class ReplaySetup:
             low_watermark=self.low_watermark,
             high_watermark=self.high_watermark,
             tree_core=self.core,
+            **tiers,
         )
 
 
@@ -68,6 +97,9 @@ class ReplayResult:
         seconds: of the replay, without reading the trace and expanding its blocks.
         num_waits: calls that had to wait for slots.
         num_retracts: waiters that had to give way, and came back.
+        load_back_tokens: of the hits, those that came back from the host.
+        backuped_tokens: copied to the host.
+        prefetched_tokens: that came from the page store.
     """
 
     setup: ReplaySetup
@@ -81,6 +113,9 @@ class ReplayResult:
     lease_p50_us: float
     lease_p99_us: float
     seconds: float
+    load_back_tokens: int = 0
+    backuped_tokens: int = 0
+    prefetched_tokens: int = 0
 
     @property
     def hit_ratio(self) -> float:
@@ -94,7 +129,10 @@ class ReplayResult:
 
 
 async def replay(
-    requests: Iterator[Request], setup: ReplaySetup, on_progress: Callable[[int], None] | None = None
+    requests: Iterator[Request],
+    setup: ReplaySetup,
+    on_progress: Callable[[int], None] | None = None,
+    observed: Observed | None = None,
 ) -> ReplayResult:
     """Drive a cache over requests, `setup.concurrency` of them in flight. Waits until the last one is done.
 
@@ -102,13 +140,14 @@ async def replay(
         requests: in order; read as they are needed.
         setup: of the run.
         on_progress: told how many requests are done, after each.
+        observed: opened around the replay with its cache; the cache closes after it was left.
 
     Raises:
         ReplayError: the trace broke off.
         ConfigError: the setup cannot work.
         InvariantError: the cache was not whole afterwards, or a slot was missing.
     """
-    run = _Run(requests, setup, on_progress)
+    run = _Run(requests, setup, on_progress, observed)
     try:
         return await run.finish()
     except BaseExceptionGroup as group:
@@ -123,11 +162,17 @@ class _Run:
     """The counters of a run and the requests that write them."""
 
     def __init__(
-        self, requests: Iterator[Request], setup: ReplaySetup, on_progress: Callable[[int], None] | None
+        self,
+        requests: Iterator[Request],
+        setup: ReplaySetup,
+        on_progress: Callable[[int], None] | None,
+        observed: Observed | None,
     ) -> None:
         self._setup = setup
         self._schedule = Schedule(requests)
         self._on_progress = on_progress
+        self._observed = observed
+        self._next_at = 0.0
         self._capacity = setup.num_pages * setup.page_size
         self._lease_seconds = array("d")
         self._expand_seconds = 0.0
@@ -139,15 +184,23 @@ class _Run:
 
     async def finish(self) -> ReplayResult:
         """Run all requests, then check that the idle cache is whole."""
-        async with RadixCache(self._setup.cache_params()) as cache:
+        params = self._setup.cache_params()
+        async with AsyncExitStack() as stack:
+            made = HiRadixCache(params) if params.host is not None else RadixCache(params)
+            cache = await stack.enter_async_context(made)
+            if self._observed is not None:
+                await stack.enter_async_context(self._observed(cache))
             begun = perf_counter()
             async with anyio.create_task_group() as workers:
                 for _ in range(self._setup.concurrency):
                     workers.start_soon(self._work, cache)
             seconds = perf_counter() - begun - self._schedule.read_seconds - self._expand_seconds
-            stats = cache.stats()
+            while (stats := cache.stats()).storing:
+                await checkpoint()
             cache.check()
             check_idle(stats)
+        if params.storage is not None:
+            await params.storage.aclose()
         lease_us = np.frombuffer(self._lease_seconds, np.float64) * 1e6 if self._lease_seconds else np.zeros(1)
         p50, p99 = np.percentile(lease_us, (50, 99))
         return ReplayResult(
@@ -162,10 +215,17 @@ class _Run:
             lease_p50_us=float(p50),
             lease_p99_us=float(p99),
             seconds=seconds,
+            load_back_tokens=stats.load_back_tokens,
+            backuped_tokens=stats.backuped_tokens,
+            prefetched_tokens=stats.prefetched_tokens,
         )
 
     async def _work(self, cache: RadixCache) -> None:
         while (request := await self._schedule.take()) is not None:
+            if self._setup.pace is not None:
+                at = max(self._next_at, anyio.current_time())
+                self._next_at = at + 1 / self._setup.pace
+                await anyio.sleep_until(at)
             await self._serve(cache, request)
             self._schedule.finish(request)
             self._num_requests += 1
@@ -196,7 +256,7 @@ class _Run:
         async with cache.lease(prompt, reserve=num_prompt) as lease:
             self._lease_seconds.append(perf_counter() - asked)
             self._hit_tokens += min(lease.num_matched, weight)
-            await checkpoint()
+            await self._compute()
             lease.commit(prompt)
             held = num_prompt
             while held < len(key):
@@ -205,15 +265,22 @@ class _Run:
                     await lease.allocate(step)
                 except RetractError:
                     return held
-                await checkpoint()
+                await self._compute(step / (len(key) - num_prompt))
                 held += step
                 lease.commit(key[:held])
         return held
 
+    async def _compute(self, part: float = 1.0) -> None:
+        """Where an engine would compute, a part of a prefill or of a decode: others have their turn. Waits."""
+        if self._setup.pace is None:
+            await checkpoint()
+        else:
+            await anyio.sleep(part * _BUSY_PART / 2 * self._setup.concurrency / self._setup.pace)
+
     async def _resume(self, cache: RadixCache, key: RadixKey) -> int:
         """After a retract: come back with all that the request will ever need, so that it cannot be stuck again."""
         async with cache.lease(key, reserve=len(key), resume=True) as lease:
-            await checkpoint()
+            await self._compute()
             lease.commit(key)
         return len(key)
 

@@ -41,15 +41,26 @@ def as_json(result: ReplayResult, *, trace: str, capacity: str) -> str:
         "requests_per_s": round(result.requests_per_s, 1),
         "seconds": round(result.seconds, 3),
     }
+    if setup.num_host_pages:
+        fields |= {
+            "host_capacity_tokens": setup.num_host_pages * setup.page_size,
+            "write_policy": setup.write_policy,
+            "storage": None if setup.storage is None else str(setup.storage),
+            "load_back_tokens": result.load_back_tokens,
+            "backuped_tokens": result.backuped_tokens,
+            "prefetched_tokens": result.prefetched_tokens,
+        }
     return msgspec.json.encode(fields).decode()
 
 
 def _row(result: ReplayResult, capacity: str) -> dict[str, str]:
     tokens = f"{result.setup.num_pages * result.setup.page_size:,}"
+    tiers = {"loaded": f"{result.load_back_tokens:,}"} if result.setup.num_host_pages else {}
     return {
         "policy": result.setup.policy,
         "capacity": "endless" if capacity == "inf" else tokens,
         "hit ratio": f"{result.hit_ratio:.4f}",
+        **tiers,
         "evicted": f"{result.evicted_tokens:,}",
         "waits": f"{result.num_waits:,}",
         "p50 us": f"{result.lease_p50_us:,.0f}",

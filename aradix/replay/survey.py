@@ -61,7 +61,7 @@ def endless_pages(found: Survey, page_size: int, *, concurrency: int, high_water
     return int((found.distinct_pages + in_flight) / (1 - high_watermark)) + 1
 
 
-def check_pool(num_pages: int, page_size: int, *, capacity: str, most_pages: int) -> None:
+def check_pool(num_pages: int, page_size: int, *, capacity: str, most_pages: int, option: str = "--capacity") -> None:
     """See that this machine can hold a pool and what will be cached in it. Does not wait.
 
     Args:
@@ -69,13 +69,14 @@ def check_pool(num_pages: int, page_size: int, *, capacity: str, most_pages: int
         page_size: in tokens.
         capacity: the pool's size as it was asked for.
         most_pages: so many pages would never fill: those of an endless pool.
+        option: that asked for it.
 
     Raises:
         ReplayError: there can be no so large pool, or this machine's memory could not hold it.
     """
     if num_pages > _MAX_PAGES:
         raise ReplayError(
-            f"--capacity {capacity}: {num_pages:,} pages of {page_size}, and a pool has at most {_MAX_PAGES:,}; "
+            f"{option} {capacity}: {num_pages:,} pages of {page_size}, and a pool has at most {_MAX_PAGES:,}; "
             f"give at most {_MAX_PAGES * page_size:,} tokens, or a larger --page-size"
         )
     cached_tokens = min(num_pages, most_pages) * page_size
@@ -83,6 +84,6 @@ def check_pool(num_pages: int, page_size: int, *, capacity: str, most_pages: int
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size_bytes > memory_bytes:
         raise ReplayError(
-            f"--capacity {capacity}: may need {size_bytes / 1e9:.1f} GB, "
+            f"{option} {capacity}: may need {size_bytes / 1e9:.1f} GB, "
             f"and there are {memory_bytes / 1e9:.1f} GB; give fewer tokens, or a --limit"
         )

@@ -54,6 +54,7 @@ def audit_tree(core: TreeCore, pins: Mapping[int, int]) -> TreeAudit:
         problems += _audit_locks(views, pins)
     problems += _audit_counters(core, live, detached)
     problems += _audit_gates(live)
+    problems += _audit_shares(core, [*live, *detached])
     if core.merges:
         problems += _audit_merging(live)
     known = {view.node_id for view in live} | {view.node_id for view in detached}
@@ -176,6 +177,23 @@ def _audit_gates(live: list[NodeView]) -> list[str]:
     ]
 
 
+def _audit_shares(core: TreeCore, views: list[NodeView]) -> list[str]:
+    """I3: what each tenant has on the device."""
+    shares = core.shares()
+    if not shares:
+        return []
+    named = {share.tenant for share in shares[:-1]}
+    found: Counter[object] = Counter()
+    for view in views:
+        found[view.namespace.tenant if view.namespace.tenant in named else None] += len(view.slots)
+    return [
+        f"I3: tenant {share.tenant!r} is said to have {share.cached} tokens cached, a recount gives "
+        f"{found[share.tenant]}"
+        for share in shares
+        if share.cached != found[share.tenant]
+    ]
+
+
 def _audit_merging(live: list[NodeView]) -> list[str]:
     """I8: an only child differs from its parent in something."""
     by_id = {view.node_id: view for view in live}
@@ -188,7 +206,7 @@ def _audit_merging(live: list[NodeView]) -> list[str]:
             continue
         if view.host_ref or parent.host_ref or view.latch or parent.latch:
             continue
-        if view.state == parent.state:
+        if view.state == parent.state and view.timed == parent.timed:
             problems.append(
                 f"I8: node {view.node_id} is an only child and differs in nothing from its parent {parent.node_id}"
             )

@@ -7,16 +7,17 @@ all that follows from it.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 from aradix.events import DEVICE_MEDIUM, HOST_MEDIUM, BlockRemoved, BlockStored, KVCacheEvent, event_tokens
 from aradix.keys import TOKEN_BYTES, Namespace, extend_hash_chain
-from aradix.policies import LRU, EvictionPolicy, Tenure, state_reader
+from aradix.policies import LRU, EvictionPolicy, Tenure, looks_at_priority, state_reader
 from aradix.tree.evictable import EvictableIndex
 from aradix.tree.node import TreeNode, newest_ready
 from aradix.tree.protocol import NO_SLOTS, Freed, Ready, Slots
 from aradix.tree.reuse import ReuseRecord, seed_of
+from aradix.tree.shares import SharedIndex
 
 __all__ = ["Ledger"]
 
@@ -32,6 +33,7 @@ class Ledger:
         evict_unit: Literal["page", "node"] = "page",
         record_events: bool = False,
         backup_hits: int | None = None,
+        shares: Sequence[tuple[str | int | None, int]] = (),
         merge: bool = True,
     ) -> None:
         self.page_size = page_size
@@ -50,6 +52,7 @@ class Ledger:
         self._reuse = ReuseRecord(page_size, self._page_bytes) if isinstance(policy, Tenure) else None
         self._policy: EvictionPolicy = self._reuse or policy or LRU()
         self._state_of = state_reader(self._policy)
+        self._has_priorities = looks_at_priority(policy or LRU())
         self._whole_nodes = evict_unit == "node"
         self.merges = merge and not self._whole_nodes
         self._events: list[KVCacheEvent] | None = [] if record_events else None
@@ -58,7 +61,9 @@ class Ledger:
         self._roots: dict[Namespace, TreeNode] = {}
         self._detached_roots: dict[int, TreeNode] = {}
         self._nodes: dict[int, TreeNode] = {}
-        self._evictable = EvictableIndex()
+        self._shares = SharedIndex(shares) if shares else None
+        self._evictable = EvictableIndex() if self._shares is None else self._shares
+        self._timed = EvictableIndex()  # what has a priority for a time, by when that ends
         self._host_evictable = EvictableIndex()
         self._backup_hits = backup_hits
         self._due: dict[int, None] = {}
@@ -67,6 +72,11 @@ class Ledger:
     @property
     def stay(self) -> int:
         return self._reuse.stay if self._reuse is not None else 0
+
+    def _note_capacity(self, num_wanted: int) -> None:
+        """So many tokens have to go from the device: what is there now is what fits."""
+        if self._reuse is not None and num_wanted > 0:
+            self._reuse.capacity = self.evictable_tokens + self.protected_tokens
 
     # ---- making and unmaking nodes ----
 
@@ -90,6 +100,7 @@ class Ledger:
         self.version += 1
         self.evictable_tokens += leaf.num_tokens
         self._evictable.discard(parent)
+        self._count_share(leaf, leaf.num_tokens)
         self._record_stored(leaf, DEVICE_MEDIUM)
         return leaf
 
@@ -99,6 +110,8 @@ class Ledger:
         self.num_nodes += not head.detached
         if self._reuse is not None:
             self._reuse.split(head, child)
+        if head.timed is not None:
+            self._timed.put(head, head.timed[0])
         self._refile(child)  # it is smaller now, which a policy may look at
         return head
 
@@ -121,6 +134,8 @@ class Ledger:
         if leaf.slots:
             self._evictable.discard(leaf)
             self.evictable_tokens -= leaf.num_tokens
+            self._count_share(leaf, -leaf.num_tokens)
+        self._untime(leaf)
         if leaf.host is not None:
             self.host_tokens -= leaf.num_tokens
             if not leaf.slots:
@@ -151,6 +166,7 @@ class Ledger:
         self._rename(leaf, old_id)
         if leaf.slots:
             self.evictable_tokens -= num_tokens
+            self._count_share(leaf, -num_tokens)
         else:
             self.host_tokens -= num_tokens
             self.host_evictable_tokens -= num_tokens
@@ -188,6 +204,7 @@ class Ledger:
                 self._reuse.drop(node)
             self._evictable.discard(node)
             self._host_evictable.discard(node)
+            self._untime(node)
             if node.host is not None:
                 self.host_tokens -= node.num_tokens
                 self.detached_host_tokens += node.num_tokens
@@ -212,6 +229,7 @@ class Ledger:
         if node.slots and node.lock_ref == 0:
             slots = node.leave_device()
             self.detached_tokens -= len(slots)
+            self._count_share(node, -len(slots))
         if node.host is not None and node.host_ref == 0:
             host_slots, node.host = node.host_copy(), None
             self.detached_host_tokens -= len(host_slots)
@@ -231,6 +249,19 @@ class Ledger:
             children = list(node.children.values())
             yield node
             stack.extend(reversed(children))
+
+    # ---- what follows a node about ----
+
+    def _count_share(self, node: TreeNode, num_tokens: int) -> None:
+        """So many more tokens of a node (fewer, below 0) are on the device."""
+        if self._shares is not None:
+            self._shares.cached(node.namespace, num_tokens)
+
+    def _untime(self, node: TreeNode) -> None:
+        """A priority that was given for a time has none any more."""
+        if node.timed is not None:
+            node.timed = None
+            self._timed.discard(node)
 
     # ---- pins and the counters that follow them ----
 
@@ -322,7 +353,7 @@ class Ledger:
             self._policy_failed(error)
             index.put(node, self._policy.rank(node))
 
-    def _least(self, index: EvictableIndex) -> TreeNode | None:
+    def _least(self, index: EvictableIndex | SharedIndex) -> TreeNode | None:
         try:
             return index.least()
         except Exception as error:
@@ -366,7 +397,7 @@ class Ledger:
         """Merge an only child into its parent, if lock_ref, tiers and the policy's state are equal, and no gate, latch
         or hold on the host tells them apart."""
         (child,) = parent.children.values()
-        if parent.lock_ref != child.lock_ref or parent.gate or child.gate:
+        if parent.lock_ref != child.lock_ref or parent.gate or child.gate or parent.timed != child.timed:
             return False
         if self._tiered and not self._may_share_tiers(parent, child):
             return False
@@ -377,7 +408,11 @@ class Ledger:
         self._host_evictable.discard(child)
         if self._reuse is not None:
             self._reuse.merge(parent, child)
+        if child.timed is not None:
+            self._timed.discard(child)
         parent.absorb_child(child)
+        if parent.timed is not None:
+            self._timed.put(parent, parent.timed[0])
         self._rename(parent, old_id)
         self.num_nodes -= 1
         self._refile(parent)

@@ -36,7 +36,7 @@ class TreeNode:
 
     Tokens and slots are growable buffers, so that extending a leaf costs what is added. `order` is unique and settles
     ties; `node_id` changes when the tail is trimmed and when the node leaves the device, so that a handle to what is
-    gone cannot be used.
+    gone cannot be used. A priority that is given for a time has in `timed` when that ends, and the priority after it.
 
     `slots` are empty where it is not on the device, `host` is `None` where it is not on the host. `num_host_only`
     counts the children that are on the host alone: a node on the device with no others is a leaf there.
@@ -67,6 +67,7 @@ class TreeNode:
         "ready",
         "slots",
         "streams",
+        "timed",
         "tokens",
     )
 
@@ -91,6 +92,7 @@ class TreeNode:
         self.past_uses = 0
         self.fingerprint = 0
         self.priority = 0
+        self.timed: tuple[int, int] | None = None
         self.ready: tuple[Ready, ...] = ()
         self.streams: frozenset[Hashable] = frozenset()
         self.hashes: list[bytes] | None = None
@@ -151,7 +153,7 @@ class TreeNode:
         )
         head.lock_ref, head.detached = self.lock_ref, self.detached
         head.last_access, head.created = self.last_access, self.created
-        head.hit_count, head.priority = self.hit_count, self.priority
+        head.hit_count, head.priority, head.timed = self.hit_count, self.priority, self.timed
         head.past_uses, head.last_use = self.past_uses, self.last_use
         head.ready, head.streams = self.ready, self.streams
         if self.hashes is not None:

@@ -25,11 +25,13 @@ __all__ = [
     "Detached",
     "Freed",
     "Gate",
+    "Glance",
     "Inserted",
     "Latch",
     "Match",
     "NodeView",
     "Ready",
+    "ShareView",
     "Slots",
     "TreeCore",
 ]
@@ -154,7 +156,8 @@ class NodeView(NamedTuple):
     """One node as `walk` shows it; `tokens` are raw int32 bytes. A root has `parent_id` 0 and no tokens.
 
     `slots` are empty where the node has left the device, `host_slots` are `None` where the host has no copy. `indexed`
-    says whether `evict` may take it next, `host_indexed` whether `evict_host` may.
+    says whether `evict` may take it next, `host_indexed` whether `evict_host` may. `timed` tells of a priority that was
+    given for a time when that ends, and the priority after it.
     """
 
     node_id: int
@@ -179,6 +182,7 @@ class NodeView(NamedTuple):
     host_ref: int = 0
     latch: Latch = Latch.NONE
     host_indexed: bool = False
+    timed: tuple[int, int] | None = None
 
     @property
     def residency(self) -> Literal["device", "host", "both"]:
@@ -186,6 +190,45 @@ class NodeView(NamedTuple):
         if self.host_slots is None:
             return "device"
         return "both" if len(self.slots) else "host"
+
+
+class ShareView(NamedTuple):
+    """What one tenant may keep and has on the device, in tokens; the last one, of `None`, is for all not named.
+
+    Args:
+        tenant: the field of `Namespace`.
+        num_tokens: that it has a claim on.
+        cached: in the tree, pinned or not, and flushed while somebody holds them.
+        leased: slots of its leases that are not in the tree.
+        evicted: so far, by `evict`.
+    """
+
+    tenant: str | int | None
+    num_tokens: int
+    cached: int
+    leased: int
+    evicted: int
+
+
+class Glance(NamedTuple):
+    """One node as `glance` shows it: little enough to be asked for often. `first_tokens` are of up to eight items."""
+
+    node_id: int
+    parent_id: int
+    namespace: Namespace
+    depth: int
+    num_tokens: int
+    first_tokens: bytes
+    lock_ref: int
+    gate: Gate
+    latch: Latch
+    residency: str
+    detached: bool
+    hit_count: int
+    priority: int
+    last_access: int
+    created: int
+    children: list[int]
 
 
 class TreeCore(Protocol):
@@ -271,6 +314,17 @@ class TreeCore(Protocol):
     def mark_streams(self, node_id: int, streams: frozenset[Hashable]) -> None:
         """Name streams that touched the slots of a path."""
 
+    def prioritize(self, node_id: int, start: int, stop: int, priority: int, expires: int) -> None:
+        """Give the tokens from `start` to `stop` (whole pages) of the path to a pinned node a priority of their own.
+
+        It stands in place of the highest one among the inserts, which still is counted and takes over at the time
+        `expires`; 0 is never, and then a later insert of a higher priority raises it. Never on a detached node.
+        Nothing happens under a policy that is known not to look at priorities.
+        """
+
+    def decay(self, now: int) -> None:
+        """End the priorities whose time is up, on the clock of `expires`."""
+
     def slots_of(self, ref: NodeRef, start: int = 0) -> Slots:
         """The slots of a path from token `start` to the place: a copy. KeyError if the place is no more."""
 
@@ -279,8 +333,24 @@ class TreeCore(Protocol):
     def is_below(self, node_id: int, ancestor_id: int) -> bool:
         """Whether `ancestor_id` is the node or above it."""
 
-    def evict(self, num_tokens: int) -> list[Freed]:
-        """Free so many tokens, in whole pages (or leaves), least valuable first; fewer if there are no more."""
+    def evict(
+        self, num_tokens: int, *, namespace: Namespace | None = None, demand: int = 0, only_excess: bool = False
+    ) -> list[Freed]:
+        """Free so many tokens, in whole pages (or leaves), least valuable first; fewer if there are no more.
+
+        Where tenants have shares, the one most above its own gives first, its own least valuable leaves, down to its
+        share; `demand` tokens count as those of the tenant of `namespace` meanwhile. With `only_excess` what tenants
+        have a claim on is not touched.
+        """
+
+    def share_of(self, namespace: Namespace) -> int:
+        """The number of the share that a namespace counts to; 0 where there are none."""
+
+    def charge(self, share: int, num_tokens: int) -> None:
+        """So many more slots (fewer, below 0) are held for a share's tenants outside of the tree."""
+
+    def shares(self) -> list[ShareView]:
+        """All shares, in the order of their numbers; none where tenants have none."""
 
     def detach(self, namespace: Namespace | None = None) -> Detached:
         """Make a namespace (or everything) unmatchable for ever."""
@@ -300,12 +370,31 @@ class TreeCore(Protocol):
     def evict_below(self, node_id: int) -> list[Freed]:
         """Free all below a node, of which nothing may be pinned."""
 
+    def namespaces(self) -> list[Namespace]:
+        """Those that the tree has a root for, the oldest first."""
+
     def take_events(self) -> list[KVCacheEvent]: ...
     def view(self, node_id: int) -> NodeView:
         """One node, as `walk` shows it. KeyError if it is no more."""
 
     def child_ids(self, node_id: int) -> list[int]:
         """The children of a node, those of 0 being the roots that can be matched. KeyError if it is no more."""
+
+    @property
+    def tick(self) -> int:
+        """Counts the steps that touch; `last_access` and `created` are in it."""
+
+    def roots(self) -> list[int]:
+        """The ids of the roots, a namespace each."""
+
+    def glance(self, node_id: int, *, children: bool = True) -> Glance | None:
+        """One node, and the ids of its children if asked; None if there is no such node any more."""
+
+    def look(self, key: RadixKey) -> list[int]:
+        """The ids of the nodes that a match of a key would walk, from the root on, the last perhaps matched in part."""
+
+    def next_victim(self) -> int:
+        """The id of the leaf that `evict` would begin with; 0 if there is none."""
 
     def walk(self, *, detached: bool = False) -> Iterator[NodeView]:
         """Every node, a parent before its children; with `detached` those that were flushed and are held."""

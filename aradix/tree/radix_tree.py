@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterator
 from aradix.events import DEVICE_MEDIUM, HOST_MEDIUM, AllBlocksCleared, KVCacheEvent
 from aradix.keys import Namespace, RadixKey
 from aradix.params import NodeRef
+from aradix.tree.keeping import KeepingSteps
 from aradix.tree.node import TreeNode, newest_ready
 from aradix.tree.protocol import (
     NO_SLOTS,
@@ -19,6 +20,7 @@ from aradix.tree.protocol import (
     Detached,
     Freed,
     Gate,
+    Glance,
     Inserted,
     Latch,
     Match,
@@ -26,15 +28,17 @@ from aradix.tree.protocol import (
     Ready,
     Slots,
 )
-from aradix.tree.tier_steps import TierSteps
 from aradix.tree.walking import NOTHING_STOPS
 
 __all__ = ["RadixTree"]
 
+_SHOWN_ITEMS = 8
+"""Tokens or bigrams of a node that a glance shows."""
+
 _NO_MATCH = Match(0, 0, NOWHERE, 0, ())
 
 
-class RadixTree(TierSteps):
+class RadixTree(KeepingSteps):
     """The Python core; `TreeCore` says what each method promises, and `TieredCore` of those in `tier_steps.py`.
 
     Args:
@@ -45,6 +49,7 @@ class RadixTree(TierSteps):
             leaf is what was inserted.
         record_events: whether `take_events` has anything to tell.
         backup_hits: how often tokens must be found again to be due for a store on the host; `None` is never.
+        shares: tenants and the tokens each has a claim on, the last one standing for all others; none: no claims.
         merge: whether neighbours that became equal are made one; without it a node keeps its id until it is trimmed.
     """
 
@@ -161,7 +166,10 @@ class RadixTree(TierSteps):
             self._recall(node)
         above: TreeNode | None = node
         while above is not None:
-            above.priority = max(above.priority, priority)
+            if above.timed is None:
+                above.priority = max(above.priority, priority)
+            else:
+                above.timed = above.timed[0], max(above.timed[1], priority)
             above = above.parent
         self._touch(node)
         item = self._item_bytes
@@ -213,16 +221,6 @@ class RadixTree(TierSteps):
             node = node.parent
 
     # ---- shrinking ----
-
-    def evict(self, num_tokens: int) -> list[Freed]:
-        freed: list[Freed] = []
-        missing = num_tokens
-        if self._reuse is not None and num_tokens > 0:
-            self._reuse.capacity = self.evictable_tokens + self.protected_tokens
-        while missing > 0 and (leaf := self._least(self._evictable)) is not None:
-            freed.append(self._evict_from(leaf, missing))
-            missing -= len(freed[-1].slots)
-        return freed
 
     def detach(self, namespace: Namespace | None = None) -> Detached:
         if namespace is None:
@@ -311,6 +309,9 @@ class RadixTree(TierSteps):
     def num_namespaces(self) -> int:
         return len(self._roots)
 
+    def namespaces(self) -> list[Namespace]:
+        return list(self._roots)
+
     def take_events(self) -> list[KVCacheEvent]:
         if not self._events:
             return []
@@ -323,6 +324,52 @@ class RadixTree(TierSteps):
     def child_ids(self, node_id: int) -> list[int]:
         nodes = self._nodes[node_id].children if node_id else self._roots
         return [node.node_id for node in nodes.values()]
+
+    @property
+    def tick(self) -> int:
+        return self._tick
+
+    def roots(self) -> list[int]:
+        return [root.node_id for root in self._roots.values()]
+
+    def glance(self, node_id: int, *, children: bool = True) -> Glance | None:
+        node = self._nodes.get(node_id)
+        if node is None:
+            return None
+        return Glance(
+            node_id=node_id,
+            parent_id=node.parent.node_id if node.parent is not None else 0,
+            namespace=node.namespace,
+            depth=node.depth // self._item_bytes,
+            num_tokens=node.num_tokens,
+            first_tokens=bytes(node.tokens[: _SHOWN_ITEMS * self._item_bytes]),
+            lock_ref=node.lock_ref,
+            gate=node.gate,
+            latch=node.job.latch if node.job is not None else Latch.NONE,
+            residency="device" if node.host is None else "both" if node.slots else "host",
+            detached=node.detached,
+            hit_count=node.hit_count,
+            priority=node.priority,
+            last_access=node.last_access,
+            created=node.created,
+            children=[child.node_id for child in node.children.values()] if children else [],
+        )
+
+    def look(self, key: RadixKey) -> list[int]:
+        root = self._roots.get(key.namespace)
+        if root is None:
+            return []
+        node, child, size, _ = self._descend(key, root, self._stop(key, None), NOTHING_STOPS)
+        path = [] if child is None or not size else [child.node_id]
+        above: TreeNode | None = node
+        while above is not None:
+            path.append(above.node_id)
+            above = above.parent
+        return path[::-1]
+
+    def next_victim(self) -> int:
+        leaf = self._least(self._evictable)
+        return 0 if leaf is None else leaf.node_id
 
     def walk(self, *, detached: bool = False) -> Iterator[NodeView]:
         for root in list(self._detached_roots.values() if detached else self._roots.values()):
@@ -353,4 +400,5 @@ class RadixTree(TierSteps):
             indexed=node in self._evictable,
             state=self._state(node),
             hashes=node.hashes,
+            timed=node.timed,
         )

@@ -63,6 +63,7 @@ class Residency(Ledger):
         self.evictable_tokens -= leaf.num_tokens
         streams = leaf.streams
         slots = leaf.leave_device()
+        self._count_share(leaf, -len(slots))
         old_id, leaf.node_id = leaf.node_id, self._new_id()
         self._rename(leaf, old_id)
         if not leaf.host_ref:
@@ -86,6 +87,7 @@ class Residency(Ledger):
         assert parent is not None
         self._evictable.discard(parent)
         self.evictable_tokens += node.num_tokens
+        self._count_share(node, node.num_tokens)
         self.version += 1
         self._record_stored(node, DEVICE_MEDIUM)
         self._refile(node)

@@ -16,6 +16,7 @@ from stress.bench import (
     lookup,
     memory,
     policy,
+    tiers,
     transfer,
     turns,
     waiting,
@@ -48,6 +49,7 @@ _MODULES = {
     "events": events,
     "transfer": transfer,
     "contention": contention,
+    "tiers": tiers,
 }
 
 BENCHMARKS = {

@@ -1,12 +1,15 @@
 """What evicting costs as the tree gets wider: 64 tokens out, 64 in, over the number of leaves.
 
 Leaves of 2 tokens below one root, LRU, whole leaves go. The trees of all sizes stand at the same time and are evicted
-from in turn. `cache` is `await cache.evict(...)`, tree, slots and all; `core` is the tree alone. SGLang's caches do the
-same through their own call, up to a number of leaves at which each eviction takes too long to wait for.
+from in turn. `cache` is `await cache.evict(...)`, tree, slots and all; `core` is the tree alone. `shuffled` leaves were
+used in another order than they were made in, so that each victim lies somewhere else in memory; the others go in the
+order they came. SGLang's caches do the same through their own call, up to a number of leaves at which each eviction
+takes too long to wait for.
 """
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Awaitable, Callable
@@ -62,7 +65,7 @@ async def _cache(num_leaves: int, exits: AsyncExitStack) -> Sample:
     return sample
 
 
-async def _core(which: Literal["python", "cpp"], num_leaves: int) -> Sample:
+async def _core(which: Literal["python", "cpp"], num_leaves: int, shuffled: bool = False) -> Sample:
     core = make_core(which, policy="lru", page_size=1)
     numbers = iter(range(2**30))
     slots = np.arange(2)
@@ -79,6 +82,9 @@ async def _core(which: Literal["python", "cpp"], num_leaves: int) -> Sample:
         return seconds
 
     insert(num_leaves)
+    if shuffled:
+        for number in random.Random(1).sample(range(num_leaves), num_leaves):
+            core.match(_key(number))
     return sample
 
 
@@ -107,6 +113,7 @@ async def _measure(sglang: Any, cache_sizes: tuple[int, ...], peer_sizes: tuple[
         sides[f"aradix cache, {core_name()}"] = {size: await _cache(size, exits) for size in cache_sizes}
         if core_name() == "cpp":
             sides["aradix core, cpp"] = {size: await _core("cpp", size) for size in SIZES}
+            sides["aradix core, cpp, shuffled"] = {size: await _core("cpp", size, shuffled=True) for size in SIZES}
         sides["aradix core, python"] = {size: await _core("python", size) for size in SIZES[:-1]}
         if sglang is not None:
             sides["SGLang rust"] = {size: await _sglang(sglang, "rust", size) for size in peer_sizes}
@@ -153,9 +160,9 @@ def measure_long() -> dict[str, Any]:
 
 def table(found: dict[str, Any]) -> str:
     """The figures as text."""
-    lines = [f"{'':<22} {'leaves':>8} {'evict us':>10} {'ratio':>6}"]
+    lines = [f"{'':<26} {'leaves':>8} {'evict us':>10} {'ratio':>6}"]
     lines += [
-        f"{row['side']:<22} {row['leaves']:>8,} {row['evict_us']:>10.1f} {row['over_narrowest']:>6.2f}"
+        f"{row['side']:<26} {row['leaves']:>8,} {row['evict_us']:>10.1f} {row['over_narrowest']:>6.2f}"
         for row in found["rows"]
     ]
     lines.append(f"ratio: over the narrowest of the same side, of ours at most {found['at_most']}; processor time")

@@ -14,6 +14,7 @@ import resource
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -112,8 +113,9 @@ def _bytes_a_token(side: str, core: Core, page_size: int) -> float:
 
 
 def _growth(side: str, core: Core, page_size: int, num_cycles: int) -> float:
-    async def cycle(target: _CoreSide | _CacheSide) -> float:
-        keys = _new_keys(CYCLE_TOKENS)
+    async def go_round(target: _CoreSide | _CacheSide) -> float:
+        # Made beforehand, and so many that none is resident when it comes again.
+        keys = cycle(list(islice(_new_keys(CYCLE_TOKENS), 4 * RESIDENT_PROMPTS)))
         for _ in range(RESIDENT_PROMPTS):
             await target.insert(next(keys))
 
@@ -126,7 +128,7 @@ def _growth(side: str, core: Core, page_size: int, num_cycles: int) -> float:
         before = await turn(num_cycles // 10)
         return await turn(num_cycles - num_cycles // 10) - before
 
-    return float(anyio.run(_with, side, core, page_size, (RESIDENT_PROMPTS + 1) * CYCLE_TOKENS, cycle))
+    return float(anyio.run(_with, side, core, page_size, (RESIDENT_PROMPTS + 1) * CYCLE_TOKENS, go_round))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ since: the cache need not tell), or unknown. Records that stand on a cached slot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import count
 from typing import NamedTuple
 
@@ -69,6 +69,8 @@ class Book:
         self.records: dict[int, Record] = {}
         self.num_gates = 0
         """Gates that stand, or may."""
+        self.num_gates_ever = 0
+        """Those that stood, or might have, up to now."""
         self.num_in_flight = 0
         """Calls that began and have not ended, and may have been given something already."""
         self.violation: Violation | None = None
@@ -92,6 +94,10 @@ class Book:
     def epoch(self, namespace: Namespace) -> int:
         """How often this namespace was flushed."""
         return self._epochs.get(namespace, 0)
+
+    def was_published(self, content: int) -> bool:
+        """Whether somebody published what has this content."""
+        return content in self._published
 
     def of(self, namespace: Namespace, tokens: Sequence[int]) -> list[int]:
         """The contents of a key as they would be computed now."""
@@ -235,6 +241,16 @@ class Book:
         record.slots = expected
         return expected
 
+    def loaded(self, slot: int, content: int) -> None:
+        """A copy from another tier left something in a slot, which must be nobody's."""
+        owner = self._own.get(slot)
+        if owner is not None or slot in self._stood:
+            raise self.fail(
+                "owner",
+                f"a copy brought {self.contents.name(content)} into slot {slot}, which {owner or 'a lease'} has",
+            )
+        self._cached[slot] = content
+
     def truncated(self, record: Record, num_tokens: int) -> None:
         """A record gives back all beyond so many tokens."""
         for slot in record.slots[num_tokens:]:
@@ -279,6 +295,11 @@ class Book:
 
     # ---- exclusive access
 
+    def gate_asked(self) -> None:
+        """Somebody asks for a subtree; from now on it may be closed."""
+        self.num_gates += 1
+        self.num_gates_ever += 1
+
     def gate_granted(self, namespace: Namespace, tokens: Sequence[int]) -> object:
         """Somebody has all that begins with these tokens for himself; gives what ends it."""
         gate = _Gate(namespace, self.epoch(namespace), self.of(namespace, tokens))
@@ -317,22 +338,20 @@ class Book:
 
     # ---- sums
 
-    def own_slots(self, page_size: int) -> int:
-        """Slots that leases hold apart from the tree, in whole pages."""
-        return sum(
-            -(-(len(record.slots) - record.published) // page_size) * page_size
-            for record in self.records.values()
-            if record.name != "caller"
-        )
+    def count(self) -> tuple[int, int]:
+        """Leases, and the slots, in whole pages, that they hold apart from the tree."""
+        num_leases = num_slots = 0
+        page_size = self.page_size
+        for record in self.records.values():
+            if record.name == "lease":
+                num_leases += 1
+                num_slots -= (record.published - len(record.slots)) // page_size * page_size
+        return num_leases, num_slots
 
     @property
     def num_stood(self) -> int:
         """Cached slots that somebody stands on."""
         return len(self._stood)
-
-    def num_records(self, is_meant: Callable[[Record], bool]) -> int:
-        """Live records of some kind."""
-        return sum(map(is_meant, self.records.values()))
 
     # ---- parts
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from aradix import CacheInitParams, RadixCache, SlotAllocator
+from aradix import CacheInitParams, HiRadixCache, RadixCache, SlotAllocator
 from stress.device import VirtualDevice, VirtualEvent
 from stress.harness.worlds import World
 
@@ -22,4 +22,4 @@ class Builder:
 
     def cache(self, params: CacheInitParams) -> RadixCache:
         """The cache under test."""
-        return RadixCache(params)
+        return RadixCache(params) if params.host is None else HiRadixCache(params)

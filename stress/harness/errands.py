@@ -7,11 +7,15 @@ from collections.abc import Awaitable, Callable
 from aradix import EvictParams, InsertParams, MatchPrefixParams, Namespace
 from aradix.cache.locks import Exclusive
 from aradix.errors import UsageError
+from stress.harness.copies import copy_errands
 from stress.harness.request import RequestRunner
 from stress.harness.site import Site, radix_key
 from stress.harness.worlds import Act
 
 __all__ = ["Worker"]
+
+_MORE: tuple[Callable[[Site, str], dict[str, Callable[..., Awaitable[None]]]], ...] = (copy_errands,)
+"""Errands that have files of their own: each gives acts by name, for a task of that name."""
 
 
 class Worker:
@@ -36,6 +40,8 @@ class Worker:
             "tick": self._tick,
             "cancel": self._cancel,
         }
+        for more in _MORE:
+            self._acts |= more(site, self._name)
 
     async def run(self, acts: tuple[Act, ...]) -> None:
         """Takes the acts; each may be cancelled, and the next goes on."""
@@ -49,7 +55,7 @@ class Worker:
                         await self._exclusive(act)
                     else:
                         await self._acts[act.name](*act.args)
-            site.after_act()
+            site.after_act(act)
 
     async def _pause(self, length: int = 0) -> None:
         await self._site.pause(length)
@@ -67,7 +73,8 @@ class Worker:
         with site.operation(self._name, f"flush({'all' if which is None else namespace})") as noted:
             done = await site.cache.flush(which)
             noted.result = f"{done.num_freed_tokens} freed, {done.num_held_tokens} held"
-        site.book.flushed(which)
+        if not site.world.has_store:  # else its clearing has told
+            site.book.flushed(which)
 
     async def _reload(self, namespace: int = 0) -> None:
         """`reload(namespace)`: new requests use its next version; the old one is flushed."""
@@ -76,7 +83,8 @@ class Worker:
         with site.operation(self._name, f"reload {namespace}") as noted:
             done = await site.cache.flush(old)
             noted.result = f"{done.num_freed_tokens} freed, {done.num_held_tokens} held"
-        site.book.flushed(old)
+        if not site.world.has_store:
+            site.book.flushed(old)
 
     async def _evict(self, num_tokens: int = 1) -> None:
         """`evict(tokens)`."""
@@ -86,11 +94,15 @@ class Worker:
         with site.operation(self._name, f"evict({num_tokens})") as noted:
             freed = (await site.cache.evict(EvictParams(num_tokens))).num_freed_tokens
             noted.result = f"{freed} freed"
+        if site.is_struck:
+            return
         wanted, left = -(-num_tokens // page_size) * page_size, site.cache.evictable_size()
         # What went into quarantine was evicted, but did not come back.
         gone = freed + site.cache.stats().quarantined - lost_before
         # Who waits may have let go of pins meanwhile, so that something is evictable again.
-        if (gone < wanted and left and not site.book.num_in_flight) or (
+        # A write-back has to wait, and others evict and publish meanwhile.
+        is_single = not site.world.num_host_pages or site.world.write_policy != "write_back"
+        if (gone < wanted and left and not site.book.num_in_flight and is_single) or (
             gone > wanted and site.world.evict_unit == "page"
         ):
             raise site.book.fail("sum", f"evict({num_tokens}) freed {freed} tokens, and {left} are evictable after it")
@@ -110,7 +122,7 @@ class Worker:
         key, length, pause, evict = (*act.args, 0, 0, 0, 0)[:4]
         namespace, tokens = site.key(key)
         tokens = tokens[: length % (len(tokens) + 1)]
-        site.book.num_gates += 1
+        site.book.gate_asked()
         try:
             with site.operation(self._name, f"exclusive(key {key}[:{len(tokens)}])", waits=True) as noted:
                 since = site.book.since(namespace, tokens)

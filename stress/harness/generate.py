@@ -6,12 +6,17 @@ few are asked for again and again. An emphasis shifts the weights; the rest stay
 
 from __future__ import annotations
 
+import bisect
+import functools
+import itertools
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from stress.harness.copies import FATES
+from stress.harness.keeping import make_keeping
 from stress.harness.request import LEAVE_LAST, LONG, NARROW, NO_STORE
-from stress.harness.worlds import Act, Fault, World
+from stress.harness.worlds import Act, Fault, World, WritePolicy
 
 __all__ = ["EMPHASES", "Emphasis", "make_world"]
 
@@ -46,9 +51,12 @@ class Emphasis:
         abrupt: how often a release comes in one step with the cancellation of somebody who waits.
         keeps_pins: how often the cache lets those that wait to be entered keep their pins.
         prompts: the fewest and the most.
+        tasks: the fewest and the most.
         length: the fewest and the most acts of a task.
         churn: whether eviction goes against what is used, so that what was just found is soon gone.
-        faults: whether something is planned to break.
+        events: how often the cache tells of what it keeps.
+        faults: what is planned to break, one of these; "" is nothing.
+        tiers: whether there is a host tier, and perhaps a page store.
     """
 
     name: str
@@ -59,14 +67,17 @@ class Emphasis:
     namespaces: int = 2
     streams: tuple[int, ...] = (0, 1, 1, 2, 2)
     long: float = 0.1
-    pages: tuple[int, int] = (5, 20)
+    pages: tuple[int, int] = (3, 12)
     holding: float = 0.4
     abrupt: float = 0.5
     keeps_pins: float = 0.6
-    prompts: tuple[int, int] = (5, 10)
-    length: tuple[int, int] = (2, 5)
+    prompts: tuple[int, int] = (3, 7)
+    tasks: tuple[int, int] = (3, 5)
+    length: tuple[int, int] = (1, 3)
     churn: bool = False
-    faults: bool = False
+    events: float = 0.25
+    faults: tuple[Fault, ...] = ("",)
+    tiers: bool = False
 
 
 _ACTS: Mapping[str, float] = {
@@ -78,6 +89,8 @@ _ACTS: Mapping[str, float] = {
     "exclusive": 0.8,
     "pinned": 1,
     "insert": 1.2,
+    "save": 0.5,
+    "load": 0.5,
     "pause": 1,
     "tick": 0.4,
     "cancel": 0.8,
@@ -89,62 +102,96 @@ _STEPS: Mapping[str, float] = {
     "read": 1.2,
     "truncate": 0.6,
     "fork": 0.5,
+    "copy": 0.3,
     "pause": 2.5,
     "tick": 0.6,
     "cancel": 0.5,
 }
 
+_FAULT_AT = {"record": (3, 50), "policy": (3, 50), "copy": (1, 3), "sink": (1, 5)}
+"""Among the first how many calls the one is that fails."""
 _POLICIES = ("lru", "lru", "lfu", "slru", "fifo", "mru", "filo", "priority")
 
-EMPHASES: Mapping[str, Emphasis] = {
+_BUSY: Mapping[str, float] = {"request": 10, "pause": 1, "evict": 0.5}
+
+_WRITE_POLICIES: tuple[WritePolicy, ...] = (
+    "write_through",
+    "write_through",
+    "write_through_selective",
+    "write_back",
+    "write_back",
+)
+
+EMPHASES: dict[str, Emphasis] = {
     each.name: each
     for each in (
         Emphasis(name="plain", acts=_ACTS, steps=_STEPS),
-        Emphasis(name="faults", acts=_ACTS, steps=_STEPS, faults=True),
+        Emphasis(
+            name="faults",
+            acts={**_ACTS, "save": 1.5, "load": 1.5},
+            steps=_STEPS,
+            events=0.5,
+            faults=("record", "policy", "copy", "sink"),
+        ),
         Emphasis(
             name="waiting",
-            acts={**_ACTS, "cancel": 3, "exclusive": 0.3},
-            steps={**_STEPS, "grow": 9, "decode": 3, "cancel": 2, "pause": 4},
-            reserve=0.1,
-            impatient=0.15,
-            pages=(4, 9),
+            acts={**_BUSY, "cancel": 1, "exclusive": 0.3, "flush": 0.2},
+            steps={**_STEPS, "grow": 9, "decode": 3, "pause": 4, "fork": 0.2, "read": 0.3, "truncate": 0.3},
+            reserve=0.05,
+            impatient=0.05,
+            pages=(3, 6),
             holding=0.8,
             abrupt=1.0,
-            length=(6, 12),
+            length=(2, 4),
+        ),
+        Emphasis(
+            name="line",
+            acts={**_BUSY, "cancel": 0.3},
+            steps={"grow": 9, "commit": 2, "decode": 3, "pause": 3},
+            reserve=0.1,
+            impatient=0.0,
+            pages=(3, 6),
+            holding=0.8,
+            abrupt=0.1,
+            tasks=(5, 7),
+            length=(1, 2),
         ),
         Emphasis(
             name="admission",
-            acts={**_ACTS, "cancel": 4, "exclusive": 0.3},
-            steps={**_STEPS, "cancel": 2.5, "pause": 4},
-            reserve=0.8,
-            pages=(4, 9),
+            acts={**_BUSY, "cancel": 3, "exclusive": 0.3},
+            steps={"grow": 3, "commit": 4, "cancel": 3, "pause": 3},
+            reserve=0.9,
+            pages=(3, 6),
             holding=0.8,
             abrupt=1.0,
             keeps_pins=0.95,
-            length=(6, 12),
+            prompts=(2, 3),
+            tasks=(4, 6),
+            length=(2, 3),
         ),
         Emphasis(
             name="retract",
-            acts={"request": 10, "pause": 1, "evict": 0.3, "flush": 0.2, "cancel": 0.2},
+            acts={**_BUSY, "flush": 0.2, "cancel": 0.2},
             steps={**_STEPS, "grow": 10, "decode": 6, "cancel": 0.1},
             reserve=0.1,
             impatient=0.05,
-            pages=(4, 10),
+            pages=(3, 6),
             holding=0.8,
         ),
         Emphasis(
             name="gates",
-            acts={**_ACTS, "exclusive": 6, "cancel": 3},
+            acts={"request": 10, "exclusive": 11, "cancel": 9, "evict": 0.5, "flush": 0.3, "pinned": 0.5},
             steps={**_STEPS, "cancel": 1.5, "pause": 4},
             holding=0.7,
-            length=(3, 7),
+            prompts=(1, 3),
+            tasks=(5, 7),
         ),
         Emphasis(
             name="low level",
             acts={**_ACTS, "insert": 9, "evict": 6, "flush": 1.5, "pinned": 2, "request": 5},
             steps=_STEPS,
             churn=True,
-            length=(7, 14),
+            length=(2, 5),
         ),
         Emphasis(
             name="churn",
@@ -152,40 +199,93 @@ EMPHASES: Mapping[str, Emphasis] = {
             steps=_STEPS,
             reserve=0.05,
             churn=True,
-            length=(6, 14),
+            length=(2, 4),
         ),
         Emphasis(
             name="branches",
-            acts={"request": 10, "evict": 8, "pause": 3, "insert": 4},
+            acts={"request": 8, "evict": 6, "insert": 8},
             steps={"grow": 4, "commit": 6, "decode": 2, "fork": 1},
             reserve=0.05,
-            pages=(12, 30),
+            pages=(8, 18),
             holding=0.2,
-            length=(6, 12),
+            prompts=(4, 7),
+            tasks=(2, 3),
+            length=(4, 6),
         ),
         Emphasis(
             name="crowd",
-            acts={"request": 10, "pause": 0.5, "evict": 1, "flush": 0.3, "peek": 0.5},
+            acts={"request": 10, "evict": 1, "peek": 0.2},
             steps={**_STEPS, "grow": 8, "commit": 6},
             reserve=0.1,
-            pages=(8, 24),
+            pages=(5, 14),
             holding=0.8,
             prompts=(2, 4),
-            length=(5, 10),
+            tasks=(3, 5),
+            length=(2, 3),
         ),
         Emphasis(
-            name="namespaces", acts={**_ACTS, "reload": 1}, steps=_STEPS, namespaces=9, prompts=(1, 2), length=(4, 8)
+            name="namespaces", acts={**_ACTS, "reload": 1}, steps=_STEPS, namespaces=9, prompts=(1, 2), length=(2, 3)
         ),
         Emphasis(
             name="streams",
-            acts={**_ACTS, "evict": 2},
-            steps={**_STEPS, "read": 7},
+            acts={"request": 10, "evict": 3, "insert": 1.5, "flush": 0.2, "pinned": 0.5},
+            steps={**_STEPS, "read": 7, "truncate": 1, "pause": 1},
             streams=(2,),
+            long=0.6,
+            pages=(3, 6),
+            holding=0.3,
+            tasks=(3, 5),
+            length=(2, 3),
+        ),
+        Emphasis(
+            name="copies",
+            acts={"request": 8, "save": 5, "load": 9, "insert": 2, "evict": 5, "cancel": 1.5, "flush": 0.3},
+            steps={"grow": 6, "commit": 4, "read": 4, "copy": 3, "pause": 1, "tick": 0.3},
+            streams=(1, 2, 2),
             long=0.4,
-            pages=(4, 12),
-            length=(4, 8),
+            pages=(3, 6),
+            length=(3, 5),
+        ),
+        Emphasis(
+            name="sinks",
+            acts={"request": 10, "evict": 6, "flush": 0.7, "reload": 0.7, "insert": 3, "pause": 1},
+            steps={**_STEPS, "commit": 6},
+            pages=(3, 8),
+            events=1.0,
+            length=(2, 4),
+        ),
+        Emphasis(
+            name="tiers",
+            acts={**_ACTS, "evict": 14, "request": 16, "cancel": 4, "pause": 2},
+            steps=_STEPS,
+            tiers=True,
+            pages=(6, 12),
+            holding=0.2,
+            prompts=(2, 3),
+            length=(10, 18),
+        ),
+        Emphasis(
+            name="crowded tiers",
+            acts={"request": 12, "pause": 1, "evict": 8, "cancel": 5, "flush": 0.5, "exclusive": 1, "tick": 1},
+            steps={**_STEPS, "grow": 9, "cancel": 2, "pause": 4},
+            tiers=True,
+            reserve=0.5,
+            pages=(4, 9),
+            holding=0.8,
+            abrupt=1.0,
+            prompts=(3, 5),
+            length=(6, 12),
         ),
     )
+}
+EMPHASES |= {
+    "lost copies": replace(
+        EMPHASES["copies"],
+        name="lost copies",
+        acts={"request": 8, "save": 10, "insert": 2, "evict": 3, "tick": 1},
+        faults=("copy",),
+    ),
+    "broken sinks": replace(EMPHASES["sinks"], name="broken sinks", faults=("sink",)),
 }
 
 
@@ -195,10 +295,12 @@ def make_world(seed: int, emphasis: str = "plain") -> World:
     Raises:
         KeyError: no such emphasis.
     """
+    if emphasis == "keeping":
+        return make_keeping(seed)
     stress = EMPHASES[emphasis]
     rng = random.Random(f"{seed} {emphasis}")
     page_size = rng.choice((1, 1, 2, 4))
-    num_tasks = rng.randint(4, 9)
+    num_tasks = rng.randint(*stress.tasks)
     num_pages = rng.randint(*stress.pages) * (2 if page_size == 1 else 1)
     low = rng.choice((0.0, 0.3, 0.5) if stress.churn else (0.0, 0.0, 0.05, 0.2))
     fields = list(_FIELDS)
@@ -217,13 +319,25 @@ def make_world(seed: int, emphasis: str = "plain") -> World:
         num_streams=num_streams,
         extra_stream=num_streams > 0 and rng.random() < 0.4,
         slow=rng.choice((1, 3, 8)),
-        check_every=rng.choice((10, 50, 50)),
+        check_every=rng.choice((10, 40, 40)),
         namespaces=tuple(fields[: rng.randint((stress.namespaces + 1) // 2, stress.namespaces)]),
     )
     world = replace(world, keys=_make_keys(rng, world, rng.randint(*stress.prompts)))
-    if stress.faults:
-        fault: Fault = "record" if num_streams and rng.random() < 0.5 else "policy"
-        world = replace(world, fault=fault, fault_at=rng.randint(3, 80))
+    if stress.tiers:
+        world = replace(
+            world,
+            num_host_pages=rng.randint(num_pages // 2, num_pages * 3),
+            write_policy=rng.choice(_WRITE_POLICIES),
+            load_back_threshold=rng.choice((1, 1, 1, 3)),
+            has_store=rng.random() < 0.3,
+            copy_faults=rng.choice((0, 2, 2, 2)),
+        )
+    fault = rng.choice(stress.faults)
+    if fault:
+        if fault == "record" and not num_streams:
+            fault = "policy"
+        world = replace(world, fault=fault, fault_at=rng.randint(*_FAULT_AT[fault]))
+    world = replace(world, events=rng.random() < stress.events or fault == "sink")
     return replace(world, tasks=tuple(_make_task(rng, stress, world, num_tasks) for _ in range(num_tasks)))
 
 
@@ -249,13 +363,31 @@ def _make_keys(rng: random.Random, world: World, num_prompts: int) -> tuple[tupl
     return tuple(keys)
 
 
-def _pick(rng: random.Random, weights: Mapping[str, float]) -> str:
-    return rng.choices(list(weights), list(weights.values()))[0]
+class _Wheel:
+    """Names, each drawn as often as it weighs."""
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self._names = tuple(weights)
+        self._sums = tuple(itertools.accumulate(weights.values()))
+
+    def spin(self, rng: random.Random) -> str:
+        return self._names[bisect.bisect(self._sums, rng.random() * self._sums[-1], 0, len(self._names) - 1)]
+
+
+@functools.cache
+def _wheels(name: str) -> tuple[_Wheel, _Wheel]:
+    """What the tasks and the requests of an emphasis do."""
+    return _Wheel(EMPHASES[name].acts), _Wheel(EMPHASES[name].steps)
 
 
 def _key(rng: random.Random, world: World) -> int:
     """A prompt; the first two are hot."""
     return rng.randrange(2) if rng.random() < 0.4 else rng.randrange(len(world.keys))
+
+
+def _fate(rng: random.Random) -> int:
+    """How a copy goes on, as `copies.FATES` has it."""
+    return rng.choices(range(len(FATES)), (4, 3, 2, 1))[0]
 
 
 def _make_task(rng: random.Random, stress: Emphasis, world: World, num_tasks: int) -> tuple[Act, ...]:
@@ -267,7 +399,7 @@ def _make_task(rng: random.Random, stress: Emphasis, world: World, num_tasks: in
 
 
 def _make_act(rng: random.Random, stress: Emphasis, world: World, num_tasks: int) -> Act:
-    name = _pick(rng, stress.acts)
+    name = _wheels(stress.name)[0].spin(rng)
     key = _key(rng, world)
     if name == "request":
         return _make_request(rng, stress, world, num_tasks, key)
@@ -282,6 +414,8 @@ def _make_act(rng: random.Random, stress: Emphasis, world: World, num_tasks: int
         args = (key, rng.randint(0, 2), rng.choice((0, 0, 1, 2)), rng.randrange(2))
     elif name == "insert":
         args = (key, rng.randrange(64), rng.randrange(2), rng.randint(0, 1))
+    elif name in ("save", "load"):
+        args = (key, rng.randrange(64), _fate(rng), rng.randrange(3))
     elif name == "peek":
         args = (key,)
     elif name == "cancel":
@@ -302,12 +436,13 @@ def _make_request(rng: random.Random, stress: Emphasis, world: World, num_tasks:
 
 def _make_steps(rng: random.Random, stress: Emphasis, num_tasks: int, num_tokens: int, depth: int) -> tuple[Act, ...]:
     steps = []
+    wheel = _wheels(stress.name)[1]
     if rng.random() < 0.5:  # in one go, so that decoding is reached
         steps += [Act("grow", (num_tokens, 0)), Act("pause", (rng.randint(0, 2),)), Act("commit", (0,))]
-    for _ in range(rng.randint(1, 6)):
+    for _ in range(rng.randint(1, 4)):
         if rng.random() < stress.holding:
             steps.append(Act("pause", (rng.choice((0, 1, 1, 2)),)))
-        name = _pick(rng, stress.steps)
+        name = wheel.spin(rng)
         impatient = 0
         if rng.random() < stress.impatient:
             impatient = rng.choice((-1, 1, 2, 6))
@@ -319,6 +454,8 @@ def _make_steps(rng: random.Random, stress: Emphasis, num_tasks: int, num_tokens
             steps.append(Act(name, (rng.randint(1, 4), rng.randrange(3), impatient)))
         elif name == "read":
             steps.append(Act(name, (rng.randrange(3), int(rng.random() < stress.long))))
+        elif name == "copy":
+            steps.append(Act(name, (_fate(rng),)))
         elif name == "truncate":
             steps.append(Act(name, (rng.randint(1, 5),)))
         elif name == "fork":

@@ -8,10 +8,11 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 
-from aradix import Lease
+from aradix import Lease, RadixKey
 from aradix.errors import OutOfSlotsError, RequestTooLargeError, RetractError
 from stress.device import VirtualStream
 from stress.harness.book import Record
+from stress.harness.copies import SlotCopy, close_after, copy_out, written
 from stress.harness.site import Site, radix_key
 from stress.harness.worlds import Act
 
@@ -35,12 +36,14 @@ class RequestRunner:
         self._lease: Lease | None = None
         self._record: Record | None = None
         self._tokens: list[int] = []
+        self._key: RadixKey
         self._stream: VirtualStream | None = None
         self._narrow = False
         self._long = False
         self._committed = 0
         self._used: dict[VirtualStream, None] = {}
         self._num_children = 0
+        self._copies: list[SlotCopy] = []
         self._steps: dict[str, Callable[..., Awaitable[None]]] = {
             "grow": self._grow,
             "commit": self._commit,
@@ -50,6 +53,7 @@ class RequestRunner:
             "pause": self._pause,
             "tick": self._tick,
             "cancel": self._cancel,
+            "copy": self._copy,
             "release": self._release,
             "drop": self._drop,
             "orphan": self._orphan,
@@ -82,9 +86,12 @@ class RequestRunner:
         self._narrow, self._long = bool(flags & NARROW), bool(flags & LONG)
         record = self._record = site.book.new("lease", namespace, store=not flags & NO_STORE)
         since = site.book.since(namespace, tokens)
-        with site.operation(self._name, f"lease(key {key_index}, reserve={wanted}) {record}", waits=True) as noted:
+        what = f"lease(key {key_index}, reserve={wanted}) {record}"
+        turn = None if wanted is None else site.turns.begin(what, record, reserve=True)
+        with site.operation(self._name, what, waits=True) as noted:
+            self._key = radix_key(tokens, namespace)
             lease = site.cache.lease(
-                radix_key(tokens, namespace),
+                self._key,
                 reserve=wanted,
                 leave_last=1 if flags & LEAVE_LAST else 0,
                 priority=priority,
@@ -92,7 +99,11 @@ class RequestRunner:
                 resume=resume,
                 stream=self._stream,
             )
-            await lease.__aenter__()
+            try:
+                await lease.__aenter__()
+            finally:
+                if turn is not None:
+                    site.turns.end(turn)
         self._lease = lease
         del lease
         try:
@@ -100,7 +111,8 @@ class RequestRunner:
             num_matched = self._lease.num_matched
             noted.result = f"{num_matched} matched, {shown}"
             site.book.matched(record, since, tokens, shown[:num_matched], limit)
-            site.book.grew(record, shown, max(0, (wanted or 0) - num_matched))
+            if site.book.grew(record, shown, max(0, (wanted or 0) - num_matched)) and turn is not None:
+                site.turns.served(turn)
             self._read_matched()
             await self._take_steps(act.steps)
         finally:
@@ -109,6 +121,7 @@ class RequestRunner:
     async def run_twin(self, lease: Lease, record: Record, tokens: list[int], act: Act) -> None:
         """Goes on with the twin of a lease, in a task of its own."""
         self._lease, self._record, self._tokens = lease, record, tokens
+        self._key = radix_key(tokens, record.namespace)
         del lease
         with self._site.cancellable(self._name):
             try:
@@ -127,11 +140,14 @@ class RequestRunner:
                 await self._fork(act)
             else:
                 await self._steps[act.name](*act.args)
-            self._site.after_act()
+            self._site.after_act(act)
 
     async def _end(self) -> None:
         lease, self._lease = self._lease, None
         if lease is None or self._record is None:
+            return
+        if not all(copy.done() for copy in self._copies):
+            self._leave_to_heir(lease, self._record)
             return
         with self._site.operation(self._name, f"release {self._record}") as noted:
             self._site.book.released(self._record)
@@ -203,7 +219,10 @@ class RequestRunner:
     async def _allocate(self, num_tokens: int, patience: int) -> bool:
         """More slots; with little patience perhaps none. Whatever happens, what it had stays as it was."""
         lease, record = self._held()
-        with self._site.operation(self._name, f"allocate({num_tokens}) {record}", waits=True) as noted:
+        what = f"allocate({num_tokens}) {record}"
+        num_pages = self._num_pages(record)
+        turn = self._site.turns.begin(what, record, reserve=False)
+        with self._site.operation(self._name, what, waits=True) as noted:
             try:
                 if patience > 0:
                     with anyio.move_on_after(patience * 0.0005) as scope:
@@ -225,10 +244,17 @@ class RequestRunner:
                 if not self._site.world.fault:
                     self._site.book.unchanged(record, self._shown())
                 raise
+            finally:
+                self._site.turns.end(turn)
             shown = self._shown()
             fresh = self._site.book.grew(record, shown, num_tokens)
             noted.result = f"{fresh}"
+            if self._num_pages(record) > num_pages:
+                self._site.turns.served(turn)
         return True
+
+    def _num_pages(self, record: Record) -> int:
+        return -(-len(record.slots) // self._site.world.page_size)
 
     async def _grow(self, num_tokens: int = 1, patience: int = 0) -> None:
         """`grow(tokens, patience)`: slots for the next tokens of the prompt, and computing them."""
@@ -246,7 +272,9 @@ class RequestRunner:
             return
         with self._site.operation(self._name, f"commit({num_tokens}) {record}") as noted:
             before = record.published
-            done = lease.commit(radix_key(self._tokens[:num_tokens], record.namespace))
+            if num_tokens > len(self._key):
+                self._key = radix_key(self._tokens[:num_tokens], record.namespace)
+            done = lease.commit(self._key[:num_tokens])
             published = lease.node.depth
             noted.result = f"{before} | {done.prefix_len} held | {published} published"
             freed = self._site.book.published(
@@ -340,6 +368,9 @@ class RequestRunner:
         """`drop()`: forgets the lease; its finaliser has to give it back."""
         _, record = self._held()
         del _
+        if self._copies:
+            await self._end()
+            return
         with self._site.operation(self._name, f"drop {record}") as noted:
             self._site.book.released(record)
             num_warned = len(self._site.warned)
@@ -358,14 +389,16 @@ class RequestRunner:
         """`orphan(length)`: this task ends without the lease; another one closes it later."""
         lease, record = self._held()
         self._lease = None
-        self._site.children.start_soon(_close_later, self._site, lease, record, length, name=f"{self._name}.heir")
+        self._leave_to_heir(lease, record, length)
 
+    async def _copy(self, fate: int = 0) -> None:
+        """`copy(fate)`: copies what is cached away; the lease is held until that has ended, even badly."""
+        _, record = self._held()
+        if record.published:
+            await written(self._site, self._using(self._stream))
+            slots, contents = record.slots[: record.published], record.contents[: record.published]
+            self._copies.append(copy_out(self._site, slots, contents, fate, repr(record), held=True))
 
-async def _close_later(site: Site, lease: Lease, record: Record, length: int) -> None:
-    try:
-        await site.pause(length)
-    finally:
-        with site.operation("heir", f"release {record}") as noted:
-            site.book.released(record)
-            lease.release()
-            noted.result = "done"
+    def _leave_to_heir(self, lease: Lease, record: Record, pause: int = -1) -> None:
+        args = (self._site, lease, record, tuple(self._copies), pause)
+        self._site.children.start_soon(close_after, *args, name=f"{self._name}.heir")

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 from stress.harness.compare import make_linear, make_sequential
 from stress.harness.generate import EMPHASES, make_world
+from stress.harness.keeping import make_keeping
 from stress.harness.worlds import World
 from stress.schedules import Backend
 
 __all__ = ["world_of"]
 
-_TURNS = (*EMPHASES, "plain", "sequential", "linear")
+_TURNS = (*EMPHASES, "plain", "sequential", "linear", "keeping")
 
 
 def world_of(seed: int, backend: Backend | None = None) -> World:
@@ -26,6 +27,8 @@ def world_of(seed: int, backend: Backend | None = None) -> World:
         world = make_sequential(seed)
     elif turn == "linear":
         world = make_linear(seed)
+    elif turn == "keeping":
+        world = make_keeping(seed)
     else:
         world = make_world(seed, turn)
     return world if backend is None else replace(world, backend=backend)

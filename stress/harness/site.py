@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Sized
-from contextlib import contextmanager
-from typing import Any, Protocol
+from collections.abc import Sequence, Sized
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 import anyio
 from anyio.abc import TaskGroup
 
 from aradix import Namespace, RadixCache, RadixKey, SlotAllocator
 from aradix.errors import InvariantError
-from stress.harness.book import Book, Record
+from stress.harness.book import Book
 from stress.harness.kernels import Kernels
-from stress.harness.worlds import World
+from stress.harness.turns import Turns
+from stress.harness.worlds import Act, World
 
-__all__ = ["Fault", "Operation", "Site", "is_lease", "radix_key"]
+__all__ = ["Fault", "Operation", "Site", "radix_key"]
 
 _PAUSE_SECONDS = 0.0005
+_IDLE = frozenset(("pause", "tick", "cancel"))
+"""Acts that call nothing: what others did meanwhile they looked at themselves."""
 
 
 class Fault(Protocol):
@@ -27,19 +30,58 @@ class Fault(Protocol):
 
 
 class Operation:
-    """One call of the cache, between its two marks."""
+    """One call of the cache, between its two marks; while one that waits has not returned, some sums are uncertain."""
 
-    __slots__ = ("begin", "end", "result", "task", "what")
+    __slots__ = ("_site", "_waits", "begin", "end", "result", "task", "what")
 
-    def __init__(self, task: str, what: str, begin: int) -> None:
+    def __init__(self, site: Site, task: str, what: str, waits: bool) -> None:
+        self._site = site
+        self._waits = waits
         self.task = task
         self.what = what
-        self.begin = begin
+        self.begin = site.next_mark()
         self.end = 0
         self.result = "did not return"
 
+    def __enter__(self) -> Self:
+        self._site.history.append(self)
+        if self._waits:
+            self._site.began_to_wait(self.task)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.result = kind.__name__
+        if self._waits:
+            self._site.waited(self.task)
+        self.end = self._site.next_mark()
+
     def __str__(self) -> str:
         return f"{self.begin:4d}..{self.end or '':<4} {self.task:<8} {self.what}: {self.result}"
+
+
+class _Cancellable:
+    """A cancel scope that others find under its task's name."""
+
+    __slots__ = ("_scope", "_scopes", "_task")
+
+    def __init__(self, scopes: dict[str, anyio.CancelScope], task: str) -> None:
+        self._scopes = scopes
+        self._task = task
+        self._scope = anyio.CancelScope()
+
+    def __enter__(self) -> anyio.CancelScope:
+        self._scopes[self._task] = self._scope
+        return self._scope.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if self._scopes.get(self._task) is self._scope:
+            del self._scopes[self._task]
+        return self._scope.__exit__(kind, error, trace)
 
 
 class Site:
@@ -74,25 +116,21 @@ class Site:
         self.cache = cache
         self.children = children
         self.warned = warned
-        self._fault = fault
+        self.fault = fault
+        self.turns = Turns(book, lambda: cache.stats().num_slot_waiters)
         self.scopes: dict[str, anyio.CancelScope] = {}
         self._waiting: dict[str, None] = {}
         self.history: list[Operation] = []
         self.num_dropped = 0
         self.num_acts = 0
         self._mark = 0
-        self._versions: dict[int, int] = {}
+        self._namespaces = [world.namespace(index) for index in range(len(world.namespaces))]
 
     # ---- what is asked for
 
     def namespace(self, index: int) -> Namespace:
         """The namespace of that number, in its version of now."""
-        index %= len(self.world.namespaces)
-        namespace = self.world.namespace(index)
-        if isinstance(namespace.version, int):
-            fields = namespace._asdict() | {"version": namespace.version + self._versions.get(index, 0)}
-            return Namespace(**fields)
-        return namespace
+        return self._namespaces[index % len(self._namespaces)]
 
     def key(self, index: int) -> tuple[Namespace, tuple[int, ...]]:
         """The prompt of that number."""
@@ -101,38 +139,39 @@ class Site:
 
     def move_version(self, index: int) -> Namespace:
         """Has a namespace go on under its next version; gives the old one."""
-        index %= len(self.world.namespaces)
         old = self.namespace(index)
-        self._versions[index] = self._versions.get(index, 0) + 1
+        if isinstance(old.version, int):
+            self._namespaces[index % len(self._namespaces)] = old._replace(version=old.version + 1)
         return old
 
     # ---- what is noted
 
-    @contextmanager
-    def operation(self, task: str, what: str, waits: bool = False) -> Iterator[Operation]:
-        """Notes a call of the cache; while one that waits has not returned, some sums are not certain."""
+    def operation(self, task: str, what: str, waits: bool = False) -> Operation:
+        """Notes a call of the cache, around which it is entered."""
+        return Operation(self, task, what, waits)
+
+    def next_mark(self) -> int:
+        """A moment later than all before it."""
         self._mark += 1
-        noted = Operation(task, what, self._mark)
-        self.history.append(noted)
-        self.book.num_in_flight += waits
-        if waits:
-            self._waiting[task] = None
-        try:
-            yield noted
-        except BaseException as error:
-            noted.result = type(error).__name__
-            raise
-        finally:
-            self.book.num_in_flight -= waits
-            self._waiting.pop(task, None)
-            self._mark += 1
-            noted.end = self._mark
+        return self._mark
+
+    def began_to_wait(self, task: str) -> None:
+        """A task is in a call that may have been given something already."""
+        self.book.num_in_flight += 1
+        self._waiting[task] = None
+
+    def waited(self, task: str) -> None:
+        """It is out of it."""
+        self.book.num_in_flight -= 1
+        self._waiting.pop(task, None)
 
     # ---- what must hold between any two acts
 
-    def after_act(self) -> None:
+    def after_act(self, act: Act) -> None:
         """The cheap checks, and every so often the full audit."""
         self.num_acts += 1
+        if act.name in _IDLE:
+            return
         self.kernels.look()
         if self.is_struck:
             return
@@ -150,7 +189,7 @@ class Site:
     @property
     def is_struck(self) -> bool:
         """Whether the planned fault has come: the cache is ending, and what its error refers to is kept."""
-        return self._fault is not None and self._fault.raised
+        return self.fault is not None and self.fault.raised
 
     def check_sums(self) -> None:
         """Every slot is in one place, and what the book knows of is among what the cache counts."""
@@ -167,33 +206,24 @@ class Site:
         if sum(places) != stats.num_slots or min(places) < 0:
             raise self.book.fail("sum", f"the places make {sum(places)} of {stats.num_slots} slots: {stats}")
         book = self.book
-        known = {
-            "leased": book.own_slots(self.world.page_size),
-            "protected and detached": book.num_stood,
-            "num_leases": book.num_records(is_lease),
-        }
-        counted = {
-            "leased": stats.leased - stats.detached,
-            "protected and detached": stats.protected + stats.detached,
-            "num_leases": stats.num_leases,
-        }
-        for name, least in known.items():
-            certain = book.num_in_flight == 0 and (book.num_gates == 0 or name == "num_leases")
-            if counted[name] < least or (certain and counted[name] != least):
-                raise book.fail("sum", f"stats() counts {counted[name]} {name}, the harness knows of {least}")
+        num_leases, own = book.count()
+        certain = not book.num_in_flight
+        alone = certain and not book.num_gates  # a gate holds what is below it
+        # A copy pins what it reads, and what stands above what it writes.
+        still = alone and not stats.storing + stats.loading
+        for name, counted, least, exact in (
+            ("leased", stats.leased - stats.detached - stats.loading, own, alone),
+            ("protected and detached", stats.protected + stats.detached, book.num_stood, still),
+            ("num_leases", stats.num_leases, num_leases, certain),
+        ):
+            if counted < least or (exact and counted != least):
+                raise book.fail("sum", f"stats() counts {counted} {name}, the harness knows of {least}")
 
     # ---- what tasks do to each other
 
-    @contextmanager
-    def cancellable(self, task: str) -> Iterator[anyio.CancelScope]:
+    def cancellable(self, task: str) -> _Cancellable:
         """What a task does inside can be cancelled by another one; the task goes on after it."""
-        with anyio.CancelScope() as scope:
-            self.scopes[task] = scope
-            try:
-                yield scope
-            finally:
-                if self.scopes.get(task) is scope:
-                    del self.scopes[task]
+        return _Cancellable(self.scopes, task)
 
     def targets(self) -> list[anyio.CancelScope]:
         """Whom a cancel may mean: those that wait, the longest first; or else all that do something."""
@@ -212,11 +242,6 @@ class Site:
             await anyio.lowlevel.checkpoint()
         else:
             await anyio.sleep(length * _PAUSE_SECONDS)
-
-
-def is_lease(record: Record) -> bool:
-    """Whether a record is of a lease."""
-    return record.name == "lease"
 
 
 def radix_key(tokens: Sequence[int], namespace: Namespace) -> RadixKey:

@@ -13,10 +13,11 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 
 from aradix import Namespace
 
-__all__ = ["Act", "Fault", "Kind", "World"]
+__all__ = ["Act", "Fault", "Kind", "World", "WritePolicy"]
 
-Kind = Literal["shared", "sequential", "linear"]
-Fault = Literal["", "record", "policy"]
+Kind = Literal["shared", "sequential", "linear", "keeping"]
+Fault = Literal["", "record", "policy", "copy", "sink"]
+WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
 
 
 class Act(NamedTuple):
@@ -48,7 +49,8 @@ class World:
     Args:
         seed: it was made from; also of the virtual device.
         kind: `"shared"`: tasks of an engine over one cache; `"sequential"`: one task, against a brute-force model;
-            `"linear"`: a few operations of three tasks, which must be explainable in some order.
+            `"linear"`: a few operations of three tasks, which must be explainable in some order; `"keeping"`: tenants
+            with quotas, and pins.
         backend: `"asyncio"` or `"trio"`.
         page_size: tokens a page.
         num_pages: of the pool.
@@ -56,10 +58,17 @@ class World:
         num_streams: configured streams of the virtual device; 0 computes on the host.
         extra_stream: whether leases also use one that is not configured.
         slow: how long the slowest kernels take, in device seconds; the device advances about one a millisecond.
-        fault: `"record"`: recording an event fails; `"policy"`: ranking raises; the run must end with just that.
+        num_host_pages: of the host tier; 0 for none.
+        write_policy: as `CacheInitParams` has it; likewise `load_back_threshold`.
+        has_store: whether there is a page store behind the host.
+        copy_faults: one in so many copies, and calls of the store, fails; 0 for none.
+        events: whether the cache tells of what it keeps, and a mirror of it is compared.
+        fault: `"record"`: recording an event fails; `"policy"`: ranking raises; `"copy"`: nobody can say whether a copy
+            has ended; `"sink"`: an event sink raises; the run must end with just that.
         fault_at: which call fails.
         check_every: acts between two full audits.
         namespaces: fields of each namespace.
+        quotas: tenants and their shares of the pool.
         keys: the prompts: namespace, tokens.
         tasks: what each task does.
     """
@@ -77,10 +86,17 @@ class World:
     num_streams: int = 1
     extra_stream: bool = False
     slow: int = 3
+    events: bool = False
+    num_host_pages: int = 0
+    write_policy: WritePolicy = "write_through"
+    load_back_threshold: int = 1
+    has_store: bool = False
+    copy_faults: int = 0
     fault: Fault = ""
     fault_at: int = 0
     check_every: int = 12
     namespaces: tuple[tuple[str | int | None, ...], ...] = ((),)
+    quotas: tuple[tuple[str | int, float], ...] = ()
     keys: tuple[tuple[int, tuple[int, ...]], ...] = ()
     tasks: tuple[tuple[Act, ...], ...] = ()
 
@@ -120,6 +136,7 @@ class World:
             ("kind", get_args(Kind)),
             ("backend", ("asyncio", "trio")),
             ("evict_unit", ("page", "node")),
+            ("write_policy", get_args(WritePolicy)),
             ("fault", get_args(Fault)),
         ):
             if plain.get(name, choices[0]) not in choices:
@@ -127,6 +144,7 @@ class World:
         try:
             made = dict(plain)
             made["namespaces"] = tuple(tuple(fields) for fields in plain.get("namespaces", [[]]))
+            made["quotas"] = tuple((tenant, float(share)) for tenant, share in plain.get("quotas", []))
             made["keys"] = tuple((int(index), tuple(map(int, tokens))) for index, tokens in plain.get("keys", []))
             made["tasks"] = tuple(tuple(map(Act.from_plain, task)) for task in plain.get("tasks", []))
         except TypeError as error:

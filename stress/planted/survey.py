@@ -16,7 +16,7 @@ from stress.planted.catalog import CATALOG
 __all__ = ["CLEAN", "Tally", "survey"]
 
 CLEAN = "clean"
-_WORLDS = 2
+_WORLDS = 6
 """Small worlds that a seed stands for, for a planted fault as for the clean cache."""
 
 

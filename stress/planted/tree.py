@@ -9,8 +9,7 @@ import anyio
 import numpy as np
 import torch
 
-from aradix import CacheInitParams, InsertParams, InsertResult, Lease, Namespace, NodeRef, RadixCache, RadixKey
-from aradix.cache.hold import Hold
+from aradix import CacheInitParams, InsertParams, InsertResult, Namespace, NodeRef, RadixCache, RadixKey
 from aradix.cache.low_level import value_array
 from aradix.params import FlushResult
 from aradix.tree.node import TreeNode
@@ -62,16 +61,16 @@ class _SplitForgetsCounter(RadixTree):
 class _ParentFirst(RadixTree):
     """The parent of the least valuable leaf goes before the leaf."""
 
-    def evict(self, num_tokens: int) -> list[Freed]:
+    def _evict(self, num_tokens: int, only_excess: bool = False) -> list[Freed]:
         leaf = self._least(self._evictable) if num_tokens > 0 else None
         parent = None if leaf is None else leaf.parent
         if parent is None or parent.parent is None or parent.lock_ref or parent.gate:
-            return super().evict(num_tokens)
+            return super()._evict(num_tokens, only_excess)
         self.evictable_tokens -= parent.num_tokens
         self.num_nodes -= 1
         del self._nodes[parent.node_id]
         self._unlink(parent)
-        return [Freed(parent.slots_copy(), parent.streams), *super().evict(num_tokens - parent.num_tokens)]
+        return [Freed(parent.slots_copy(), parent.streams), *super()._evict(num_tokens - parent.num_tokens)]
 
 
 class _StaleInsert(RadixCache):
@@ -108,31 +107,14 @@ def _joined_key(key: RadixKey) -> RadixKey:
     return copy
 
 
-class _JoinedLease(Lease):
-    __slots__ = ()
-
-    def fork(self) -> Lease:
-        twin = super().fork()
-        become(twin, _JoinedLease)
-        return twin
-
-    def _checked_commit(self, hold: Hold, key: RadixKey) -> RadixKey:
-        return super()._checked_commit(hold, _joined_key(key))
-
-
 class _JoinedNamespace(RadixCache):
     """A namespace is the text of its fields, one after the other."""
 
     def _view(self, key: RadixKey) -> RadixKey:
         return _joined_key(super()._view(key))
 
-    def lease(self, key: RadixKey, **options: Any) -> Lease:
-        lease = super().lease(key, **options)
-        become(lease, _JoinedLease)
-        return lease
-
-    async def flush(self, namespace: Namespace | str | None = None) -> FlushResult:
-        return await super().flush(None if namespace is None else _joined(Namespace.of(namespace)))
+    async def flush(self, namespace: Namespace | str | None = None, **fields: str | int | None) -> FlushResult:
+        return await super().flush(None if namespace is None else _joined(Namespace.of(namespace)), **fields)
 
 
 TREE = (

@@ -31,18 +31,25 @@ class Scene:
         self.pinned, self.leaf = self.top.children.values()
 
 
+def change_slots(scene: Scene, change: Any) -> None:
+    slots = scene.hold.own.copy()
+    num_own = scene.hold.num_own
+    change(slots)
+    scene.hold.cut(0, 1)
+    scene.hold.add(slots, num_own)
+
+
 def lose_a_slot(scene: Scene) -> None:
-    scene.hold._stop -= 1
-    scene.hold.num_own -= 1
+    scene.hold.take_front(1)
 
 
 def use_a_slot_twice(scene: Scene) -> None:
-    scene.hold.own[0] = scene.leaf.slots[0]
+    change_slots(scene, lambda slots: slots.__setitem__(0, scene.leaf.slots[0]))
 
 
 def swap_a_slot_for_a_free_one(scene: Scene) -> None:
     free = scene.cache._params.allocator.pages_in("free")
-    scene.hold.own[0] = int(free[0])
+    change_slots(scene, lambda slots: slots.__setitem__(0, int(free[0])))
 
 
 def count_a_slot_too_many(scene: Scene) -> None:

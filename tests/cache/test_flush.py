@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import anyio
 import pytest
 
@@ -193,3 +195,56 @@ async def test_a_flush_does_not_wait_for_a_gate(depth: int, granted: bool) -> No
         assert cache.peek(key(range(8))) == 8
         walker.value.release()
         assert cache.stats().free == 24
+
+
+async def test_all_namespaces_in_which_some_fields_have_a_value_are_flushed_together() -> None:
+    async with opened(64) as cache:
+        spaces = [
+            Namespace(lora="x", salt="1", version=1),
+            Namespace(lora="x", salt="2", version=2),
+            Namespace(lora="y", salt="1", version=1),
+            Namespace(lora="x"),
+            Namespace(salt="x"),
+            Namespace(),
+        ]
+        prompts = [key(range(4), namespace=space) for space in spaces]
+        await filled(cache, *prompts)
+        lease = await entered(cache, prompts[1])
+        assert await cache.flush(lora="x", version="1") == FlushResult(0, 0)  # a str is no int
+        assert await cache.flush(lora="x", version=1) == FlushResult(4, 0)
+        assert await cache.flush(lora="x") == FlushResult(4, 4)
+        assert [cache.peek(each) for each in prompts] == [0, 0, 4, 0, 4, 4]
+        lease.release()
+        assert await cache.flush(lora=None, salt=None) == FlushResult(4, 0)
+        assert [cache.peek(each) for each in prompts] == [0, 0, 4, 0, 4, 0]
+        assert await cache.flush(version=1) == FlushResult(4, 0)
+        assert cache.stats().num_namespaces == 1
+
+
+async def test_a_flush_of_fields_holds_for_those_who_wait_to_be_entered() -> None:
+    async with opened(16) as cache, anyio.create_task_group() as tasks:
+        x, y = Namespace(lora="x", salt="1"), Namespace(lora="y", salt="1")
+        await filled(cache, key(range(4), namespace=x), key(range(4), namespace=y))
+        hog = await entered(cache, key(range(50, 58)), 8)
+        waiting = [
+            await begin(tasks, cache.lease(key(range(12), namespace=space), reserve=12).__aenter__) for space in (x, y)
+        ]
+        await cache.flush(lora="x")
+        hog.release()
+        await settled()
+        lease = waiting[0].value
+        assert lease.num_matched == 0
+        lease.release()
+        await settled()
+        assert waiting[1].value.num_matched == 4
+        waiting[1].value.release()
+
+
+async def test_a_flush_of_what_no_namespace_has_is_refused() -> None:
+    async with opened(16) as cache:
+        await filled(cache, key(range(4)))
+        wrong: list[dict[str, Any]] = [{"model": "x"}, {"namespace": Namespace(), "lora": "x"}, {"version": 1.5}]
+        for fields in wrong:
+            with pytest.raises(UsageError):
+                await cache.flush(**fields)
+        assert cache.peek(key(range(4))) == 4

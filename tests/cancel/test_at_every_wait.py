@@ -14,9 +14,10 @@ from typing import Any
 import anyio
 import pytest
 
-from aradix import InsertParams, MatchPrefixParams, RadixCache, SlotAllocator
+from aradix import EvictParams, InsertParams, MatchPrefixParams, RadixCache, SlotAllocator
 from tests.cache.acts import Act, entered, filled, key, settled
 from tests.support.caches import idle_sum, opened
+from tests.support.tiers import TieredScene, opened_tiers
 
 pytestmark = pytest.mark.anyio
 
@@ -118,6 +119,56 @@ async def tired() -> AsyncIterator[Scene]:
         yield Scene(cache, allocator)
 
 
+@asynccontextmanager
+async def stored() -> AsyncIterator[tuple[Scene, TieredScene]]:
+    """The first 4 tokens are on the host alone."""
+    async with opened_tiers(NUM_SLOTS, at_once=False, write_policy="write_back") as tiers:
+        await tiers.fill(key(range(4)))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(tiers.cache.evict, EvictParams(4))
+            await settled()
+            tiers.copier.finish_all()
+        scene = Scene(tiers.cache, tiers.cache._params.allocator)
+
+        def let_go() -> None:
+            tiers.copier.at_once = True
+            tiers.copier.finish_all()
+
+        scene.let_go = let_go
+        yield scene, tiers
+
+
+@asynccontextmanager
+async def loading() -> AsyncIterator[Scene]:
+    """A load takes until the scene lets go."""
+    async with stored() as (scene, _):
+        yield scene
+
+
+@asynccontextmanager
+async def crowded() -> AsyncIterator[Scene]:
+    """A load waits for slots until the scene lets go."""
+    async with stored() as (scene, tiers):
+        tiers.copier.at_once = True
+        hog = await entered(scene.cache, key(range(50, 64)), 14)
+        scene.let_go = hog.release
+        yield scene
+        hog.release()
+
+
+@asynccontextmanager
+async def writing_back() -> AsyncIterator[Scene]:
+    """Room has to be written back, until the scene lets go."""
+    async with stored() as (scene, tiers):
+        await tiers.fill(key(range(30, 46)))
+        yield scene
+        tiers.copier.finish_all()
+
+
+async def evict(scene: Scene) -> None:
+    await scene.cache.evict(EvictParams(8))
+
+
 async def lease(scene: Scene) -> None:
     async with scene.cache.lease(key(range(8))):
         pass
@@ -177,6 +228,14 @@ CASES = [
     (gated, match),
     (gated, insert),
     (occupied, exclusive),
+    (loading, lease),
+    (loading, reserve),
+    (crowded, lease),
+    (crowded, reserve),
+    (writing_back, lease),
+    (writing_back, reserve),
+    (writing_back, allocate),
+    (writing_back, evict),
     (tired, lease),
     (tired, reserve),
     (tired, allocate),

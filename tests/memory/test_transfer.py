@@ -12,7 +12,7 @@ import torch
 
 from aradix import HostKVPool, MHAKVPool, MLAKVPool, SlotAllocator
 from aradix.errors import ConfigError, TransferError, UsageError
-from aradix.memory.copiers import SPLIT_BYTES, HostCopier, runs
+from aradix.memory.copiers import HostCopier, runs
 from aradix.memory.fences import FutureFence
 from aradix.memory.kv_pool import BookKVPool, KVPool, Layout
 from aradix.memory.streams import HostStream
@@ -76,9 +76,8 @@ SHAPES: dict[str, KVPool] = {
     "page of one": mha(num_slots=8, page_size=1),
     "latent": MLAKVPool(8 * P, P, 3, 6, 2, torch.float32, "cpu", "layer_first"),
     "latent by page": MLAKVPool(8 * P, P, 3, 6, 2, torch.float32, "cpu", "page_first"),
-    "large pages": mha(num_heads=8, head_dim=SPLIT_BYTES // (3 * 2 * P * 8 * 4) + 1),
-    "large pages by page": mha("page_first", num_heads=8, head_dim=SPLIT_BYTES // (3 * 2 * P * 8 * 4) + 1),
-    "large batches": mha(num_heads=8, head_dim=SPLIT_BYTES // (3 * 2 * P * 8 * 4) // 3),
+    "large pages": mha(num_heads=8, head_dim=700),
+    "large pages by page": mha("page_first", num_heads=8, head_dim=700),
 }
 
 
@@ -165,8 +164,8 @@ def test_a_copy_waits_for_an_event_and_holds_up_nobody_else(gate: Future[None]) 
 class GatedCopier(HostCopier):
     """Stops before the copy of a run, until told to go on."""
 
-    def __init__(self, num_threads: int = 1) -> None:
-        super().__init__(num_threads)
+    def __init__(self) -> None:
+        super().__init__()
         self.gates: list[Future[None]] = []
         self.reached = threading.Semaphore(0)
 
@@ -225,8 +224,8 @@ def test_a_reader_is_ordered_behind_the_whole_copy(gate: Future[None], by_layer:
 class FaultyCopier(HostCopier):
     """Fails at the run whose number it is given, counted from 0."""
 
-    def __init__(self, at: int, num_threads: int = 1) -> None:
-        super().__init__(num_threads)
+    def __init__(self, at: int) -> None:
+        super().__init__()
         self.at = at
 
     def copy_run(self, source: Any, target: Any) -> None:
@@ -263,32 +262,6 @@ def test_of_a_load_by_layer_a_page_is_there_once_its_last_layer_is(at: int, num_
     assert copy.error is not None
     assert copy.num_tokens_done == num_pages * P
     site.transfer.close()
-
-
-class BrokenPage(HostCopier):
-    """Fails at one source page, whatever thread comes to it."""
-
-    def __init__(self, address: int) -> None:
-        super().__init__(2)
-        self.address = address
-
-    def copy_run(self, source: Any, target: Any) -> None:
-        if source.ctypes.data == self.address:
-            raise OSError("bad memory")
-        super().copy_run(source, target)
-
-
-@pytest.mark.parametrize("broken", [0, 3, 6])
-def test_a_batch_shared_by_threads_counts_only_leading_pages(broken: int) -> None:
-    site = Site(SHAPES["large batches"])
-    pages = [1, 3, 5, 7, 2, 4, 6]
-    copier = BrokenPage(site.device_pages[pages[broken]].data_ptr())
-    transfer = Transfer(site.pool, site.host, copier=copier)
-    copy = transfer.store(site.slots(*pages), site.slots(*reversed(pages)))
-    copy.synchronize()
-    assert copy.num_tokens_done == broken * P
-    assert copy.error is not None
-    transfer.close()
 
 
 def test_completions_are_told_once_a_batch_and_come_in_order(gate: Future[None]) -> None:

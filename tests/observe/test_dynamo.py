@@ -65,10 +65,6 @@ class Indexer:
         )
         return model
 
-    def unregister(self, model: str) -> None:
-        """Have it forget the model's worker. Blocks."""
-        self.ask("/unregister", {"instance_id": int(model.removeprefix("model-")), "model_name": model})
-
     def found(self, model: str, asked: RadixKey) -> dict[str, int]:
         """Tokens that the model's only worker holds of a key, tier by tier. Blocks."""
         lora, salt = wire_names(asked.namespace)
@@ -205,25 +201,5 @@ def test_who_comes_too_late_for_a_replay_gets_all_that_is_listed(
                 for each in keys:
                     found = await anyio.to_thread.run_sync(indexer.found, model, each)
                     assert found["gpu"] == cache.peek(each) // BLOCK * BLOCK
-
-    anyio.run(live)
-
-
-def test_another_life_of_a_worker_is_registered_anew(indexer: Indexer) -> None:
-    async def live() -> None:
-        endpoint, prompt, other = "tcp://0.0.0.0:*", key(range(64)), key(range(100, 164))
-        for cached in (prompt, other):
-            async with opened(256, BLOCK, enable_kv_cache_events=True) as cache:
-                async with KVEventPublisher(cache, endpoint) as published:
-                    endpoint = published.endpoint
-                    model = await anyio.to_thread.run_sync(indexer.register, published, BLOCK)
-                    await follow(indexer, cache, published, model)
-                    await filled(cache, cached)
-                    await settled()
-                    await follow(indexer, cache, published, model)
-                    for each in (prompt, other):
-                        found = await anyio.to_thread.run_sync(indexer.found, model, each)
-                        assert found["gpu"] == cache.peek(each)
-                    await anyio.to_thread.run_sync(indexer.unregister, model)
 
     anyio.run(live)

@@ -253,3 +253,58 @@ def test_a_reader_that_has_had_enough_is_no_error(trace: Path) -> None:
         process.stdout.close()
         said = process.stderr.read()
     assert (process.returncode, said) == (0, b"")
+
+
+# ---- tiers below the device ----
+
+
+def test_a_host_holds_what_the_device_has_no_room_for(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
+    (alone,) = lines_of(capsys, trace, *EXACT, "--capacity", "1536")
+    (tiered,) = lines_of(
+        capsys, trace, *EXACT, "--capacity", "1536", "--host-capacity", "inf", "--write-policy", "write_through"
+    )
+    (endless,) = lines_of(capsys, trace, *EXACT, "--capacity", "inf")
+    assert alone["hit_tokens"] < tiered["hit_tokens"] == endless["hit_tokens"]
+    assert "load_back_tokens" not in alone
+    assert tiered["load_back_tokens"] > 0
+    assert tiered["write_policy"] == "write_through"
+
+
+def test_writing_back_keeps_as_much(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
+    (run,) = lines_of(
+        capsys, trace, *EXACT, "--capacity", "1536", "--host-capacity", "1e6", "--write-policy", "write_back"
+    )
+    assert run["hit_tokens"] == 8 * 512
+
+
+def test_a_second_replay_finds_what_the_first_put_into_a_store(
+    capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path
+) -> None:
+    options = ("--capacity", "1536", "--host-capacity", "4096", "--write-policy", "write_through")
+    storage = ("--storage", tmp_path / "store")
+    first, second = (lines_of(capsys, trace, *EXACT, *options, *storage)[0] for _ in range(2))
+    assert first["hit_tokens"] == 8 * 512
+    assert second["hit_tokens"] == second["input_tokens"]
+    assert second["prefetched_tokens"] > 0
+
+
+def test_the_table_says_how_much_was_loaded(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
+    assert main(["replay", str(trace), "--capacity", "1536", "--host-capacity", "1e6"]) == 0
+    assert "loaded" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--write-policy", "write_back"], "--write-policy: there is no host tier"),
+        (["--storage", "x"], "--storage: there is no host tier"),
+        (["--host-capacity", "1,2"], "--host-capacity takes one number"),
+        (["--host-capacity", "100"], "--host-capacity 100: less than one page"),
+        (["--host-capacity", "1e30"], "--host-capacity 1e30"),
+        (["--host-capacity", "1e6", "--storage", "/proc/nowhere"], "--storage /proc/nowhere"),
+    ],
+)
+def test_tiers_that_cannot_be_are_one_line(
+    capsys: pytest.CaptureFixture[str], trace: Path, argv: list[str], says: str
+) -> None:
+    assert says in complaint(capsys, "replay", trace, *argv)

@@ -123,3 +123,11 @@ def test_sessions_in_flight_together_find_what_they_find_alone(capsys: pytest.Ca
     # Of requests that start together none finds what another is about to compute.
     assert together["hit_ratio"] == pytest.approx(alone["hit_ratio"], abs=0.05)
     assert together["requests"] == 600
+
+
+def test_a_host_behind_the_device_gives_the_hits_of_a_device_of_its_size(capsys: pytest.CaptureFixture[str]) -> None:
+    limit = 1500
+    options = ["--host-capacity", "1e7", "--write-policy", "write_through", "--limit", str(limit)]
+    (run,) = runs(capsys, MOONCAKE, "--capacity", "1e6", *options)
+    assert run["hit_ratio"] == pytest.approx(block_lru(MOONCAKE, 1e7, limit), abs=0.01)
+    assert run["load_back_tokens"] > 0

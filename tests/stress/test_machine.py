@@ -6,14 +6,16 @@ Unlike in a seeded schedule every decision is a rule of its own, and the cache i
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import math
+import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import anyio
-from hypothesis import Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -34,8 +36,9 @@ KEYS = st.builds(
 NAMES: st.SearchStrategy[Name] = st.sampled_from([None, None, "x"])
 WHICH = st.integers(0, 11)
 DELAYS = st.sampled_from([math.inf, math.inf, 1.0, 2.0])
+KEEPS = math.nan  # no delay at all: it goes on when it is cancelled
 Request = tuple[Tokens, Name, bool, int, float]
-REQUESTS: st.SearchStrategy[Request] = st.tuples(KEYS, NAMES, st.booleans(), st.integers(0, 8), DELAYS)
+REQUESTS: st.SearchStrategy[Request] = st.tuples(KEYS, NAMES, st.booleans(), st.integers(0, 8), DELAYS | st.just(KEEPS))
 
 
 @dataclass
@@ -48,6 +51,12 @@ class Job:
     cancelled: bool = False
     epoch: int = 0
     num_published: int | None = None  # while it holds a lease
+    num_tokens: int = 0  # with a slot, while it holds a lease
+    num_wanted: int = 0  # slots that it asks for
+    order: int | None = None  # in which it got into line
+    met_gate: bool = False  # perhaps, while it waited
+    keeps: bool = False  # its lease, when it is cancelled as it waits for more
+    granted_in: int | None = None  # the epoch in which it was given what it waited for, before it woke
     task: asyncio.Task[None] | None = None
 
     @property
@@ -66,6 +75,13 @@ class CacheMachine(RuleBasedStateMachine):
         self.published: dict[Name, set[Tokens]] = {None: set(), "x": set()}
         self.num_flushes: Counter[Name] = Counter()
         self.memory: dict[int, tuple[Name, Tokens]] = {}
+        # Who asked for slots, or to be let in, and has not been answered.
+        self.growing: list[Job] = []
+        self.entering: list[Job] = []
+        self.owners: list[Job] = []
+        self.calm: list[Job] = []
+        self.num_in_line = 0
+        self.num_audits = 0
 
     @initialize(
         num_slots=st.sampled_from([8, 8, 8, 12, 24]),
@@ -102,23 +118,71 @@ class CacheMachine(RuleBasedStateMachine):
         job.task = self.loop.create_task(run())
         self.jobs.append(job)
 
-    async def _lease(self, job: Job, num_reserved: int | None, num_committed: int, delay: float) -> None:
+    async def _lease(self, job: Job, num_reserved: int | None, num_committed: int, delay: float, keeps: bool) -> None:
         with anyio.move_on_after(delay):
+            lease = self.cache.lease(job.key, reserve=num_reserved)
             job.epoch = self.num_flushes[job.name]
-            async with self.cache.lease(job.key, reserve=num_reserved) as lease:
-                try:
-                    job.num_published = lease.num_matched
-                    self._read(job, lease, lease.num_matched)
-                    self._write(job, lease)
-                    while (missing := len(job.tokens) - lease.num_tokens) > 0:
-                        await lease.allocate(-(-missing // 2))  # so a waiter may hold some slots already
-                        self._write(job, lease)
-                    self._commit(job, lease, max(lease.num_matched, num_committed))
-                    await job.released.wait()
-                    self._commit(job, lease, len(job.tokens))
-                    self._read(job, lease, len(job.tokens))
-                finally:
-                    job.num_published = None
+            with self._asking(job, self.entering, self._slots_for(num_reserved or 0)):
+                await lease.__aenter__()
+            try:
+                self._note_entry(job, lease)
+                self._read(job, lease, lease.num_matched)
+                self._write(job, lease)
+                while (missing := len(job.tokens) - lease.num_tokens) > 0:
+                    # Some by halves, so that a waiter may hold some slots already, and some all at once.
+                    if not await self._grow(job, lease, missing if num_committed % 2 else -(-missing // 2), keeps):
+                        await job.released.wait()
+                        return
+                self._commit(job, lease, max(lease.num_matched, num_committed))
+                await job.released.wait()
+                self._commit(job, lease, len(job.tokens))
+                self._read(job, lease, len(job.tokens))
+            finally:
+                job.num_published, job.num_tokens = None, 0
+                lease.release()
+
+    def _note_entry(self, job: Job, lease: Lease) -> None:
+        """It stands on nothing that was flushed before it was let in."""
+        now = self.num_flushes[job.name]
+        if job.granted_in is not None:
+            job.epoch = job.granted_in
+        job.num_published, job.num_tokens = lease.num_matched, lease.num_tokens
+        if job.epoch == now:
+            assert lease.num_matched <= self._most_cached(job.tokens, job.name)
+
+    async def _grow(self, job: Job, lease: Lease, num_tokens: int, keeps: bool) -> bool:
+        """More slots. Who `keeps` his lease when he is cancelled then has what he had before, and no more."""
+        before = lease.slots.tolist()
+        num_slots = self._slots_for(lease.num_tokens + num_tokens) - self._slots_for(lease.num_tokens)
+        try:
+            with self._asking(job, self.growing, num_slots):
+                await lease.allocate(num_tokens)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not keeps or task is None:
+                raise
+            task.uncancel()
+            assert lease.slots.tolist() == before
+            return False
+        job.num_tokens = lease.num_tokens
+        self._write(job, lease)
+        return True
+
+    def _slots_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_size) * self.page_size
+
+    @contextmanager
+    def _asking(self, job: Job, line: list[Job], num_wanted: int) -> Iterator[None]:
+        """Around a call that may wait."""
+        job.num_wanted, job.order, job.granted_in, job.met_gate = num_wanted, None, None, False
+        line.append(job)
+        began = self.num_audits
+        try:
+            yield
+            if began == self.num_audits and num_wanted:  # it did not even yield
+                self._check_turn(job, line is self.growing, [other for other in self.calm if other is not job])
+        finally:
+            line.remove(job)
 
     def _commit(self, job: Job, lease: Lease, num_tokens: int) -> None:
         done = lease.commit(job.key[:num_tokens])
@@ -163,14 +227,18 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(requests=st.lists(REQUESTS, min_size=1, max_size=3))
     def spawn(self, requests: list[Request]) -> None:
         for tokens, name, reserves, num_committed, delay in requests:
-            self._spawn(Job(tokens, name), len(tokens) if reserves else None, min(num_committed, len(tokens)), delay)
+            num_reserved = len(tokens) if reserves else None
+            self._spawn(Job(tokens, name), num_reserved, min(num_committed, len(tokens)), delay)
 
     def _spawn(self, job: Job, num_reserved: int | None, num_committed: int, delay: float) -> None:
-        self._start(job, lambda: self._lease(job, num_reserved, num_committed, delay))
+        keeps = job.keeps = math.isnan(delay)
+        delay = math.inf if keeps else delay
+        self._start(job, lambda: self._lease(job, num_reserved, num_committed, delay, keeps))
 
     @rule(tokens=KEYS, name=NAMES, evicts=st.booleans(), delay=DELAYS)
     def exclusive(self, tokens: Tokens, name: Name, evicts: bool, delay: float) -> None:
         job = Job(tokens, name)
+        self.owners.append(job)
         self._start(job, lambda: self._own(job, evicts, delay))
 
     @rule(errand=st.sampled_from(["peek", "evict", "flush"]), tokens=KEYS, name=NAMES, num_tokens=st.integers(0, 8))
@@ -212,6 +280,33 @@ class CacheMachine(RuleBasedStateMachine):
         among = (woken and self.woken) or self.live
         self._cancel(among[which % len(among)])
 
+    @precondition(lambda self: self.waiting)
+    @rule(which=WHICH, flushes=st.booleans())
+    def pass_by_waiter(self, which: int, flushes: bool) -> None:
+        """Who is in line is cancelled, so that others may be served; or what was found for it is flushed."""
+        among = [job for job in self.waiting if (self._check_peek(job.tokens, job.name) if flushes else job.keeps)]
+        among = among or self.waiting
+        job = among[which % len(among)]
+        if flushes:
+            self._start(Job(), lambda: self._flush(job.name))
+        else:
+            self._cancel(job)
+        for turn in range(40):  # and all comes to rest
+            self._step([turn])
+
+    @precondition(lambda self: self.loop.num_ready and self.waiting)
+    @rule(stride=WHICH, cancels=st.booleans())
+    def run_until_granted(self, stride: int, cancels: bool) -> None:
+        """Until somebody is given what he waited for; perhaps he is cancelled before he knows."""
+        waiting = self.waiting
+        for turn in range(24):
+            self._step([turn * (stride + 1)])
+            granted = [job for job in waiting if job.granted_in is not None and job in self.live]
+            if granted:
+                if cancels:
+                    self._cancel(granted[0])
+                return
+
     def _cancel(self, job: Job) -> None:
         assert job.task is not None
         job.cancelled = True
@@ -244,6 +339,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def _audit(self) -> None:
         self.sound = False
+        self.num_audits += 1
         assert not self.loop.failures
         for job in self.jobs:
             if job.task is not None and job.task.done() and not (job.cancelled and job.task.cancelled()):
@@ -256,20 +352,92 @@ class CacheMachine(RuleBasedStateMachine):
             num_cached = self._check_peek(job.tokens, job.name)
             if job.num_published is not None and job.epoch == self.num_flushes[job.name] and not self.closing.is_set():
                 assert num_cached >= job.num_published  # what a lease stands on stays
+        self._check_line()
         self.sound = True
+
+    def _check_line(self) -> None:
+        """Growth before admission, first come first served within each; and nobody waits for what is there."""
+        granted = []
+        for job in (*self.growing, *self.entering):
+            answer = self.loop.waits_for(job.task)
+            if answer is None:
+                continue
+            if not answer.done():
+                job.granted_in = None
+                job.met_gate = job.met_gate or self.has_gates
+                if job.order is None:
+                    self.num_in_line += 1
+                    job.order = self.num_in_line
+            elif not answer.cancelled() and job.granted_in is None:
+                job.granted_in = self.num_flushes[job.name]
+                granted.append(job)
+        asking = [*self.growing, *self.entering]
+        calm = [job for job in self.live if job.num_tokens and job not in asking]
+        for job in granted:
+            if job.num_wanted and not (job.met_gate and job in self.entering):  # or it may be a gate that it passed
+                self._check_turn(job, job in self.growing, [other for other in calm if other in self.calm])
+        self.calm = calm
+        if not self.has_gates and not self.closing.is_set() and len(self._in_line(self.entering)) == len(self.entering):
+            # What was flushed is held by who was let in before, and by nobody who still waits for that.
+            stale = [job for job in self.live if job.num_published and job.epoch != self.num_flushes[job.name]]
+            assert self.loop.call(self.cache.stats).detached <= sum(job.num_published or 0 for job in stale)
+        if not self.loop.num_ready and not self.closing.is_set():
+            self._check_nobody_waits_in_vain()
+
+    def _in_line(self, jobs: Iterable[Job]) -> list[Job]:
+        """Those that wait for slots and have not been woken, be it in this very step; who came first stands first."""
+        waiting = []
+        for job in jobs:
+            answer = self.loop.waits_for(job.task)
+            if job.order is not None and job.num_wanted and answer is not None and not answer.done():
+                waiting.append(job)
+        return sorted(waiting, key=lambda job: job.order or 0)
+
+    @property
+    def waiting(self) -> list[Job]:
+        return [*self._in_line(self.growing), *self._in_line(self.entering)]
+
+    @property
+    def has_gates(self) -> bool:
+        return any(job in self.live for job in self.owners)
+
+    def _check_turn(self, job: Job, grows: bool, calm: list[Job]) -> None:
+        """Nobody who came first still waits, where somebody else could give slots back: else it is out of turn."""
+        before = self._in_line(self.growing)
+        if not grows and not self.has_gates:
+            before += [other for other in self._in_line(self.entering) if not other.met_gate]
+        if calm and not self.closing.is_set():
+            assert not [other for other in before if job.order is None or (other.order or 0) < job.order]
+
+    def _check_nobody_waits_in_vain(self) -> None:
+        stats = self.loop.call(self.cache.stats)
+        growing, entering = self._in_line(self.growing), self._in_line(self.entering)
+        if growing:
+            assert growing[0].num_wanted > stats.free + stats.evictable
+        elif entering and not any(job.met_gate for job in entering) and not self.has_gates:
+            num_cached = self._check_peek(entering[0].tokens, entering[0].name)
+            assert entering[0].num_wanted - num_cached > stats.free
 
     def _check_peek(self, tokens: Tokens, name: Name) -> int:
         num_cached = self.loop.call(lambda: self.cache.peek(RadixKey(tokens, name)))
-        most = max((_num_shared(tokens, other) for other in self.published[name]), default=0)
         assert num_cached % self.page_size == 0
-        assert num_cached <= most
+        assert num_cached <= self._most_cached(tokens, name)
         return num_cached
+
+    def _most_cached(self, tokens: Tokens, name: Name) -> int:
+        return max((_num_shared(tokens, other) for other in self.published[name]), default=0)
 
     def teardown(self) -> None:
         try:
             if self.sound and hasattr(self, "host"):
+                self.sound = False
                 self._end()
+                self.sound = True
         finally:
+            if not self.sound:
+                # Hypothesis takes up to five minutes to make a failure small. By then pytest would count the test as
+                # hanging, and end it unreported.
+                faulthandler.dump_traceback_later(900, exit=True, file=sys.__stderr__ or 2)
             for task in asyncio.all_tasks(self.loop):
                 self.loop.call(task.cancel)
             self.loop.settle()
@@ -278,7 +446,13 @@ class CacheMachine(RuleBasedStateMachine):
     def _end(self) -> None:
         for job in self.jobs:
             self.loop.call(job.released.set)
-        self.loop.settle()
+        for _ in range(10_000):
+            if self.loop.num_ready:
+                self.loop.step()
+                self.num_audits += 1
+                self._check_line()
+            elif not self.loop.advance():
+                break
         self._audit()
         assert not self.live  # with every holder gone, nobody waits for ever
         stats = self.loop.call(self.cache.stats)
@@ -299,9 +473,5 @@ def _num_shared(one: Tokens, other: Tokens) -> int:
     return min(len(one), len(other))
 
 
-# Shrinking takes hypothesis up to five minutes here, and by then a test counts as hanging and is ended unreported. To
-# get a short story out of a failure, add Phase.shrink.
-CacheMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate]
-)
+CacheMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 TestCacheMachine = CacheMachine.TestCase

@@ -19,6 +19,7 @@ FLOORS = {
     "params": 0,
     "events": 0,
     "policies": 0,
+    "short_method": 0,
     "tree": 1,
     "memory": 1,
     "cache": 2,
@@ -39,6 +40,7 @@ FOREIGN: dict[str, set[str]] = {
     "params": {"torch", *_EVENT_LOOPS},
     "events": {"torch", *_EVENT_LOOPS},
     "policies": {"torch", *_EVENT_LOOPS},
+    "short_method": {"torch", *_EVENT_LOOPS},
     "tree": {"torch", *_EVENT_LOOPS},
     "memory": _EVENT_LOOPS,
     # A store waits for disks and networks; the cache above it must not see how.
@@ -46,7 +48,7 @@ FOREIGN: dict[str, set[str]] = {
 }
 """Distributions that a part of the package must not import; a folder inside one may have a row of its own."""
 
-NEVER_WAIT = {"errors", "keys", "params", "events", "policies", "tree", "memory"}
+NEVER_WAIT = {"errors", "keys", "params", "events", "policies", "short_method", "tree", "memory"}
 MAY_WAIT = {"memory/storage"}
 BANNED_STEMS = {"util", "utils"}
 MAX_LINES = 500

@@ -77,6 +77,11 @@ class SteppedLoop(SeededLoop):
         owners = [getattr(handle._callback, "__self__", None) for handle in self._shown.handles if handle._args]  # type: ignore[attr-defined]
         return [owner for owner in owners if isinstance(owner, asyncio.Task)]
 
+    def waits_for(self, task: asyncio.Task[Any] | None) -> asyncio.Future[Any] | None:
+        """What a suspended task waits for; done where it was woken and has not run since. None for a mere yield."""
+        waits_for: asyncio.Future[Any] | None = getattr(task, "_fut_waiter", None)
+        return waits_for
+
     def step(self, choice: int = 0) -> None:
         """Run one ready handle, and nothing else; 0 is the oldest, and numbers too great wrap around."""
         self._turn.choice = choice

@@ -109,6 +109,7 @@ class Lockstep:
         evict_unit: `"page"` or `"node"`.
         record_events: whether a mirror reads the events.
         core_policy: given to the core in place of `policy`; it must rank as `policy` does, until it fails.
+        more: settings of the core, which `make_model` knows of.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class Lockstep:
         evict_unit: str = "page",
         record_events: bool = True,
         core_policy: Any = None,
+        **more: Any,
     ) -> None:
         self.core = factory(
             page_size=page_size,
@@ -128,6 +130,7 @@ class Lockstep:
             policy=core_policy or policy,
             evict_unit=evict_unit,
             record_events=record_events,
+            **more,
         )
         self.model = self.make_model(page_size, policy, evict_unit)
         self.mirror = EventMirror(page_size, item_bytes) if record_events else None

@@ -17,7 +17,7 @@ from aradix.tree.protocol import NOWHERE, Closed, Inserted, Match, Ready, Slots
 
 __all__ = ["NAMESPACES", "Pinned", "Twins", "plain"]
 
-NAMESPACES = (Namespace(), Namespace(lora="a"), Namespace(salt="a"))
+NAMESPACES = (Namespace(), Namespace(lora="a", tenant="a"), Namespace(salt="a", tenant="b"))
 COUNTERS = (
     "evictable_tokens",
     "protected_tokens",
@@ -62,6 +62,7 @@ class Twins:
         bigrams: whether keys are bigrams.
         evict_unit: `"page"` or `"node"`.
         record_events: whether events are compared.
+        shares: of tenants.
         merge: whether neighbours that became equal are one node.
     """
 
@@ -73,6 +74,7 @@ class Twins:
         bigrams: bool = False,
         evict_unit: str = "page",
         record_events: bool = True,
+        shares: Sequence[tuple[str | int | None, int]] = (),
         merge: bool = True,
     ) -> None:
         self.cores = [
@@ -83,6 +85,7 @@ class Twins:
                 item_bytes=8 if bigrams else 4,
                 evict_unit=evict_unit,
                 record_events=record_events,
+                shares=shares,
                 merge=merge,
             )
             for name in ("python", "cpp")
@@ -141,6 +144,7 @@ class Twins:
         first, second = self.cores
         for name in COUNTERS:
             assert getattr(first, name) == getattr(second, name), name
+        assert plain(first.shares()) == plain(second.shares())
         assert plain(first.take_events()) == plain(second.take_events())
         assert str(first.failure) == str(second.failure)
         for detached in (False, True):

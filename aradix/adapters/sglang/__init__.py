@@ -33,11 +33,14 @@ order such heads otherwise |
 | sliding windows, Mamba states, session trees | `ConfigError` |
 | process groups, ranks, `enable_metrics` | taken and not looked at; `aradix.observe` has metrics |
 | ids beyond int32, negative ones | `InvalidKeyError` from the calls of a cache |
-| the layer-wise hooks of a cache controller | none |
+| layers that are used while the next are loaded, `ready_to_load_host_cache` | `init_load_back` waits for its copy |
+| a node that stays itself when it drops to the host | it is named anew: match again |
+| storage below the host | of the async cache alone |
 """
 
 from aradix.adapters.sglang.base import BasePrefixCache, available_and_evictable_str
 from aradix.adapters.sglang.chunk_cache import ChunkCache
+from aradix.adapters.sglang.hiradix_cache import HiRadixCache
 from aradix.adapters.sglang.keys import RadixKey, get_hash_str, hash_str_to_int64
 from aradix.adapters.sglang.nodes import TreeNode
 from aradix.adapters.sglang.pools import (
@@ -97,6 +100,7 @@ __all__ = [
     "EvictionStrategy",
     "FIFOStrategy",
     "FILOStrategy",
+    "HiRadixCache",
     "IncLockRefResult",
     "InitLoadBackParams",
     "InsertParams",

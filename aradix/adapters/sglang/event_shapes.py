@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
 from aradix import events
 from aradix.adapters.sglang.keys import hash_str_to_int64
-from aradix.adapters.sglang.records import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
+from aradix.adapters.sglang.records import (
+    MEDIUM_CPU,
+    MEDIUM_GPU,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    KVCacheEvent,
+)
 from aradix.keys import DEFAULT_NAMESPACE, extend_hash_chain
 from aradix.keys import RadixKey as CoreKey
 
 __all__ = ["EventShapes"]
+
+_MEDIA = {events.DEVICE_MEDIUM: MEDIUM_GPU, events.HOST_MEDIUM: MEDIUM_CPU}
 
 
 class EventShapes:
@@ -26,6 +36,7 @@ class EventShapes:
         self._is_eagle = is_eagle
         self._strict = strict_compat
         self._plain: dict[bytes, bytes] = {}
+        self._copies: Counter[bytes] = Counter()
 
     def digest_of(self, digest: bytes) -> bytes:
         """The digest shown for one of the tree's."""
@@ -41,11 +52,12 @@ class EventShapes:
                 self._note_plain(event)
             yield from self._stored(event)
         elif isinstance(event, events.BlockRemoved):
-            yield BlockRemoved([self._hash_of(digest) for digest in event.block_hashes], event.medium)
-            for digest in event.block_hashes:
-                self._plain.pop(digest, None)
+            yield BlockRemoved([self._hash_of(digest) for digest in event.block_hashes], _MEDIA[event.medium])
+            if self._plain:
+                self._forget_plain(event)
         else:
             self._plain.clear()
+            self._copies.clear()
             yield AllBlocksCleared()
 
     def _stored(self, event: events.BlockStored) -> Iterator[BlockStored]:
@@ -56,7 +68,7 @@ class EventShapes:
             block_hash = self._hash_of(digest)
             begin = page * event.block_size
             tokens = items[begin : begin + event.block_size]
-            yield BlockStored([block_hash], parent, tokens, len(tokens), None, event.medium)
+            yield BlockStored([block_hash], parent, tokens, len(tokens), None, _MEDIA[event.medium])
             parent = block_hash
 
     def _note_plain(self, event: events.BlockStored) -> None:
@@ -66,3 +78,12 @@ class EventShapes:
         page_bytes = event.block_size * key.item_bytes
         plain = extend_hash_chain(before, key.data[key.start : key.stop], page_bytes)
         self._plain.update(zip(event.block_hashes, plain, strict=True))
+        self._copies.update(event.block_hashes)
+
+    def _forget_plain(self, event: events.BlockRemoved) -> None:
+        """A page is remembered until it is gone from every tier."""
+        for digest in event.block_hashes:
+            self._copies[digest] -= 1
+            if self._copies[digest] <= 0:
+                del self._copies[digest]
+                self._plain.pop(digest, None)

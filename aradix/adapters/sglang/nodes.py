@@ -16,7 +16,7 @@ import torch
 from aradix.adapters.sglang.keys import RadixKey
 from aradix.errors import UsageError
 from aradix.params import NodeRef
-from aradix.tree.protocol import NodeView
+from aradix.tree.protocol import NO_SLOTS, NodeView
 
 if TYPE_CHECKING:
     from aradix.adapters.sglang.radix_cache import RadixCache
@@ -155,7 +155,8 @@ class NodeInTree(TreeNode):
 
     @property
     def value(self) -> Any:
-        return self._cache.on_device(self._view().slots) if self.is_live else None
+        slots = self._view().slots if self.is_live else NO_SLOTS
+        return self._cache.on_device(slots) if len(slots) else None
 
     @property
     def children(self) -> dict[Any, TreeNode]:  # type: ignore[override]
@@ -194,11 +195,18 @@ class NodeInTree(TreeNode):
 
     @property
     def host_value(self) -> torch.Tensor | None:
-        return None
+        host_slots = self._view().host_slots if self.is_live else None
+        return None if host_slots is None else torch.from_numpy(host_slots)
 
     @property
     def host_ref_counter(self) -> int:  # type: ignore[override]
-        return 0
+        return self._view().host_ref
+
+    def protect_host(self) -> None:
+        self._cache.protect_host(self)
+
+    def release_host(self) -> None:
+        self._cache.release_host(self)
 
     def __repr__(self) -> str:
         state = "" if self.is_live else ", gone"

@@ -35,7 +35,7 @@ from aradix.keys import RadixKey as CoreKey
 from aradix.params import NodeRef
 from aradix.tree import make_core
 from aradix.tree.audit import audit_tree
-from aradix.tree.protocol import NOWHERE, Slots, TreeCore
+from aradix.tree.protocol import NOWHERE, Freed, Match, Slots, TreeCore
 
 __all__ = ["RadixCache"]
 
@@ -98,9 +98,7 @@ class RadixCache(RequestCalls, BasePrefixCache):
         self._plant()
 
     def _plant(self) -> None:
-        self.core = make_core(
-            self.params.tree_core,
-            policy=policy_of(self.eviction_strategy),
+        self.core = self._make_core(
             page_size=self.page_size,
             item_bytes=BIGRAM_BYTES if self.is_eagle else TOKEN_BYTES,
             evict_unit=self.evict_unit,
@@ -113,6 +111,9 @@ class RadixCache(RequestCalls, BasePrefixCache):
         self.root_node = RootNode(self)
         if self.enable_kv_cache_events:
             self._events.append(AllBlocksCleared())
+
+    def _make_core(self, **settings: Any) -> TreeCore:
+        return make_core(self.params.tree_core, policy=policy_of(self.eviction_strategy), **settings)
 
     # ---- keys, slots and nodes, in and out ----
 
@@ -163,21 +164,22 @@ class RadixCache(RequestCalls, BasePrefixCache):
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         if self.disable:
             return self._matched(NOWHERE)
-        return self._matched(self._walk(self._core_key(params.key)))
+        return self._matched(self._walk(self._core_key(params.key)).last)
 
     def _matched(self, ref: NodeRef) -> MatchResult:
         node = self.node_at(ref)
         return MatchResult(self.on_device(self.core.slots_of(ref)), node, node, node)
 
-    def _walk(self, key: CoreKey) -> NodeRef:
+    def _walk(self, key: CoreKey) -> Match:
         num_nodes = self.core.num_nodes
-        last = self.core.match(key).last
-        if self.evict_unit == "node" and self.core.num_nodes > num_nodes:
+        found = self.core.match(key)
+        if self.evict_unit == "node" and self.core.num_nodes > num_nodes and not found.host_hit:
             # A split. Where leaves are units, a hit on a part of one refreshes all of it, the tail that was missed too.
-            (tail,) = self.core.child_ids(last.node_id)
-            self.core.pin(NodeRef(tail, self.core.view(tail).depth))
-            self.core.unpin(tail)
-        return last
+            (tail,) = self.core.child_ids(found.last.node_id)
+            if len(self.core.view(tail).slots):
+                self.core.pin(NodeRef(tail, self.core.view(tail).depth))
+                self.core.unpin(tail)
+        return found
 
     def insert(self, params: InsertParams) -> InsertResult:
         if self.disable:
@@ -203,11 +205,14 @@ class RadixCache(RequestCalls, BasePrefixCache):
     def evict(self, params: EvictParams) -> EvictResult:
         if self.disable or params.num_tokens <= 0:
             return EvictResult()
-        freed = [part.slots for part in self.core.evict(params.num_tokens)]
+        return EvictResult(num_tokens_evicted=self._free(self.core.evict(params.num_tokens)))
+
+    def _free(self, freed: list[Freed]) -> int:
+        """Give slots back to the allocator, if there is one; how many."""
         if self.token_to_kv_pool_allocator is not None:
-            for slots in freed:
-                self.token_to_kv_pool_allocator.free(self.on_device(slots))
-        return EvictResult(num_tokens_evicted=sum(map(len, freed)))
+            for part in freed:
+                self.token_to_kv_pool_allocator.free(self.on_device(part.slots))
+        return sum(len(part.slots) for part in freed)
 
     # ---- locks ----
 
@@ -228,7 +233,12 @@ class RadixCache(RequestCalls, BasePrefixCache):
             _take_one(self._debts, node_id)
             return IncLockRefResult(delta=0)
         before = self.core.evictable_tokens
-        self._locks[self.core.pin(found.ref)] += 1
+        try:
+            self._locks[self.core.pin(found.ref)] += 1
+        except KeyError as error:
+            raise UsageError(
+                f"{node!r} is on the host alone; bring it back with init_load_back, and lock that"
+            ) from error
         return IncLockRefResult(delta=self.core.evictable_tokens - before)
 
     def dec_lock_ref(self, node: TreeNode, params: DecLockRefParams | None = None) -> DecLockRefResult:
@@ -250,6 +260,14 @@ class RadixCache(RequestCalls, BasePrefixCache):
     def debt_below(self, node_id: int) -> int:
         """How many unlocks too many there were at a node or below it; none but with `strict_compat`."""
         return sum(count for below, count in self._debts.items() if self.core.is_below(below, node_id))
+
+    def protect_host(self, node: NodeInTree) -> None:
+        """Keep a node's host copy. `UsageError`: there is none without a host tier."""
+        raise UsageError(f"{node!r} has no host copy to protect; only HiRadixCache has a host tier")
+
+    def release_host(self, node: NodeInTree) -> None:
+        """Undo one `protect_host`. RuntimeError: there is none without a host tier."""
+        raise RuntimeError(f"release_host() of {node!r} without a protect_host() before it")
 
     # ---- looking ----
 

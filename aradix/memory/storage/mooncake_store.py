@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from aradix.errors import ConfigError, TierError
@@ -73,51 +75,69 @@ class _MooncakeBackend:
         self._setup = setup
         self._master = (host.strip("[]"), int(port))
         self._timeout_s = timeout_s
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._joined: Any = None
+        self._num_users = 0
+        self._closed = False
 
     def exists(self, names: Sequence[str]) -> list[bool]:
-        return [self._known(code, "exists") == 1 for code in self._client().batch_is_exist(list(names))]
+        with self._client() as client:
+            return [self._known(code, "exists") == 1 for code in client.batch_is_exist(list(names))]
 
     def get(self, names: Sequence[str]) -> list[bytes | None]:
         # What cannot be read comes as no bytes, from a master that is gone as well: ask about that first.
         present = self.exists(names)
-        wanted = [name for name, there in zip(names, present, strict=True) if there]
-        frames: dict[str, bytes] = {}
-        client = self._client()
-        for name in wanted:
-            frame = client.get(name)
-            if frame:
-                frames[name] = frame
-        return [frames.get(name) for name in names]
+        with self._client() as client:
+            frames = [client.get(name) if there else b"" for name, there in zip(names, present, strict=True)]
+        return [frame or None for frame in frames]
 
     def put(self, names: Sequence[str], frames: Sequence[bytes]) -> list[bool]:
-        client = self._client()
-        return [self._stored(client.put(name, frame)) for name, frame in zip(names, frames, strict=True)]
+        with self._client() as client:
+            return [self._stored(client.put(name, frame)) for name, frame in zip(names, frames, strict=True)]
 
     def delete(self, names: Sequence[str], *, force: bool = False) -> list[bool]:
-        codes = self._client().batch_remove(list(names), force)
+        with self._client() as client:
+            codes = client.batch_remove(list(names), force)
         return [self._known(code, "delete", _NOT_FOUND, _LEASED) != _LEASED for code in codes]
 
     def clear(self, prefix: str) -> None:
-        self._known(self._client().remove_by_regex(f"^{prefix}.*", force=True), "clear", _NOT_FOUND)
+        with self._client() as client:
+            self._known(client.remove_by_regex(f"^{prefix}.*", force=True), "clear", _NOT_FOUND)
 
     def close(self) -> None:
-        with self._lock:
+        with self._changed:
+            self._closed = True
+            self._changed.wait_for(lambda: not self._num_users)
             client, self._joined = self._joined, None
-        # Leaving a master that is gone would hold all of Python up for many seconds; the process takes it along.
-        if client is not None and self._reachable():
+        if client is None:
+            return
+        if self._reachable():
             client.close()
+        else:
+            # Leaving a master that is gone holds all of Python up for seconds, and so does dropping the client. It is
+            # kept instead, a few threads and the memory lent, until the process ends (which then takes its time).
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
 
-    def _client(self) -> Any:
-        with self._lock:
+    @contextmanager
+    def _client(self) -> Iterator[Any]:
+        """The client, which joins for the first of them; nobody closes it meanwhile."""
+        with self._changed:
+            if self._closed:
+                raise TierError("this Mooncake store is closed")
             if self._joined is None:
                 if not self._reachable():
                     raise TierError(f"no mooncake_master answers at {self._master[0]}:{self._master[1]}")
                 client = self._make()
                 self._known(client.setup(*self._setup), "setup")
                 self._joined = client
-            return self._joined
+            client = self._joined
+            self._num_users += 1
+        try:
+            yield client
+        finally:
+            with self._changed:
+                self._num_users -= 1
+                self._changed.notify_all()
 
     def _reachable(self) -> bool:
         try:

@@ -121,5 +121,5 @@ class PageStore(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Gives up connections and files; waits for calls under way."""
+        """Gives up connections and files, and waits for that; calls from then on find nothing."""
         ...

@@ -11,9 +11,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -27,7 +28,7 @@ from aradix.memory.storage.protocol import PageSpace, StoreFault, StoreStats
 
 __all__ = ["BackedStore", "Backend"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("aradix.memory")
 _T = TypeVar("_T")
 
 _MAX_FAILURES = 3
@@ -102,8 +103,9 @@ class BackedStore:
         self._faults: deque[StoreFault] = deque(maxlen=_MAX_FAULTS)
         self._told_full = False
         self._gate = ClearGate(backend.clear)
-        self._limiter: anyio.CapacityLimiter | None = None
-        self._limiter_token: object = None
+        self._places: anyio.CapacityLimiter | None = None
+        self._places_token: object = None
+        self._given_up: set[_Job[Any]] = set()
         self._closed = False
 
     async def exists(self, space: PageSpace, hashes: Sequence[bytes]) -> list[bool]:
@@ -164,8 +166,8 @@ class BackedStore:
         """Gives up what the backend holds; later calls find nothing. Waits `timeout_s` at most. Twice is once."""
         if not self._closed:
             self._closed = True
-            with anyio.move_on_after(self._timeout_s):
-                await anyio.to_thread.run_sync(self._backend.close, abandon_on_cancel=True, limiter=self._limit())
+            with anyio.move_on_after(self._timeout_s), suppress(TierError):
+                await anyio.to_thread.run_sync(self._backend.close, abandon_on_cancel=True)
 
     # ---- a call
 
@@ -186,9 +188,7 @@ class BackedStore:
             return otherwise
         try:
             with anyio.fail_after(self._timeout_s):
-                result = await anyio.to_thread.run_sync(
-                    partial(self._gate.run, space.prefix(), step, ticket), abandon_on_cancel=True, limiter=self._limit()
-                )
+                result = await self._in_thread(partial(self._gate.run, space.prefix(), step, ticket))
         except TimeoutError:
             self._failed(operation, hashes, TierError(f"{self.name}: no answer to {operation} in {self._timeout_s} s"))
             return otherwise
@@ -198,6 +198,29 @@ class BackedStore:
         if self._breaker.succeeded():
             _log.info("%s answers again", self.name)
         return result
+
+    async def _in_thread(self, step: Callable[[], _T]) -> _T:
+        """Runs `step` in one of the store's threads. A thread that is given up counts until it ends."""
+        token: Any = anyio.lowlevel.current_token()
+        if self._places is None or self._places_token != token:
+            self._places, self._places_token = anyio.CapacityLimiter(self._num_threads), token
+            self._given_up.clear()
+        places = self._places
+        for job in [job for job in self._given_up if not job.runs]:
+            self._given_up.discard(job)
+            places.release_on_behalf_of(job)
+        if len(self._given_up) == self._num_threads:
+            raise TierError(f"{self.name}: all {self._num_threads} threads wait for answers that come too late")
+        job = _Job(step)
+        await places.acquire_on_behalf_of(job)
+        try:
+            # A limit of run_sync would be given back here on asyncio, though the thread goes on.
+            return await anyio.to_thread.run_sync(job.run, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1))
+        finally:
+            if job.leave():
+                self._given_up.add(job)
+            else:
+                places.release_on_behalf_of(job)
 
     def _get(self, hashes: Sequence[bytes], names: list[str]) -> list[bytes | None]:
         pages: list[bytes | None] = []
@@ -243,15 +266,35 @@ class BackedStore:
             stats = self._stats
             self._stats = replace(stats, **{name: getattr(stats, name) + n for name, n in more.items()})
 
-    def _limit(self) -> anyio.CapacityLimiter:
-        """The limit of threads, on the loop that runs now."""
-        token: Any = anyio.lowlevel.current_token()
-        if self._limiter is None or self._limiter_token != token:
-            self._limiter, self._limiter_token = anyio.CapacityLimiter(self._num_threads), token
-        return self._limiter
-
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
+
+
+class _Job(Generic[_T]):
+    """One call in a worker thread. `runs`: the thread has begun and not ended."""
+
+    def __init__(self, step: Callable[[], _T]) -> None:
+        self._step = step
+        self._lock = threading.Lock()
+        self._left = False
+        self.runs = False
+
+    def run(self) -> _T:
+        """In the thread."""
+        with self._lock:
+            if self._left:
+                raise TierError("the caller left before a thread began")
+            self.runs = True
+        try:
+            return self._step()
+        finally:
+            self.runs = False
+
+    def leave(self) -> bool:
+        """The caller has an answer, or waits no more; whether the thread runs all the same."""
+        with self._lock:
+            self._left = True
+            return self.runs
 
 
 def _names(space: PageSpace, hashes: Sequence[bytes]) -> list[str]:

@@ -2,16 +2,18 @@
 
 Importing this package fails with `ImportError` where the core was not compiled; `aradix.tree` takes the Python core
 then. What lies where in `src/`: `tree.cpp` has the steps and `ledger.cpp` what they are made of, as `radix_tree.py` and
-`ledger.py` have them; `ranking.cpp` is policies and index, `python_records.cpp` all that goes in and out.
+`ledger.py` have them; `ranking.cpp` is policies and index, `keeping.cpp` and `shares.cpp` are what `keeping.py`
+and `shares.py` are, `python_records.cpp` all that goes in and out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from aradix._native import Tree
 from aradix.keys import TOKEN_BYTES
-from aradix.policies import FIFO, FILO, LFU, LRU, MRU, SLRU, EvictionPolicy, Priority, Tenure
+from aradix.policies import FIFO, FILO, LFU, LRU, MRU, SLRU, EvictionPolicy, Priority, Tenure, looks_at_priority
 from aradix.tree.evictable import EvictableIndex
 
 __all__ = ["CppRadixTree"]
@@ -53,6 +55,7 @@ class CppRadixTree(Tree):
         policy: EvictionPolicy | None = None,
         evict_unit: Literal["page", "node"] = "page",
         record_events: bool = False,
+        shares: Sequence[tuple[str | int | None, int]] = (),
         merge: bool = True,
     ) -> None:
         chosen = policy or LRU()
@@ -62,11 +65,13 @@ class CppRadixTree(Tree):
             item_bytes=item_bytes,
             whole_nodes=evict_unit == "node",
             record_events=record_events,
+            has_priorities=looks_at_priority(chosen),
             merge=merge,
             policy=known,
             protected_from=chosen.protected_from if isinstance(chosen, SLRU) else 0,
             user_policy=chosen,
             state=getattr(chosen, "state", None),
-            index=EvictableIndex() if known == "user" else None,
+            indexes=[EvictableIndex() for _ in shares or ((),)] if known == "user" else None,
             leaf=_Leaf,
+            shares=shares,
         )

@@ -138,6 +138,12 @@ class SGLangCache:
         match = self.cache.match_prefix(self._sglang.MatchPrefixParams(key=self._sglang.RadixKey(tokens)))
         return int(match.device_prefix_len)
 
+    def hold(self, tokens: array[int]) -> int:
+        """Match, lock and unlock; how many of the tokens are cached."""
+        match = self.cache.match_prefix(self._sglang.MatchPrefixParams(key=self._sglang.RadixKey(tokens)))
+        self.cache.unlock(self.cache.lock(match.last_device_node))
+        return int(match.device_prefix_len)
+
     def evict(self, num_tokens: int) -> None:
         """Evict at least so many tokens."""
         self.cache.evict(self._sglang.EvictParams(num_tokens=num_tokens))

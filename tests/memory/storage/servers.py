@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import socket
 import subprocess
 import sysconfig
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,12 @@ def mooncake_master(*options: str, port: int | None = None) -> Iterator[str]:
         *options,
     ]
     with _running(command, "Master admin server started"):
+        # It says so a moment before it listens.
+        while True:
+            with suppress(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port)).close()
+                break
+            select.select([], [], [], 0.01)
         yield f"127.0.0.1:{port}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import anyio
 import pytest
@@ -123,7 +124,7 @@ async def test_deleted_pages_are_gone_and_the_others_are_not(store: BackedStore,
     assert await store.get(space, hashes) == [None, pages_of(3)[1], None, None]
 
 
-CORRUPTIONS = {
+CORRUPTIONS: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda frame: b"",
     "cut in the header": lambda frame: frame[: HEADER_BYTES - 1],
     "cut in the page": lambda frame: frame[:-1],

@@ -11,10 +11,17 @@ struct Rank {
     bool operator==(const Rank &) const = default;
 };
 
+// Where each leaf is in its heap.
+using Places = std::vector<uint32_t>;
+
 // A heap of four children a place that knows where each leaf is, so that any leaf can be ranked anew or taken out in
-// O(log n). Ties go to the older node.
+// O(log n). Ties go to the older node. Heaps that never hold the same leaf may share their places, and `contains` then
+// tells whether any of them has it.
 class LeafHeap {
 public:
+    explicit LeafHeap(Places &places) : places_(places) {}
+
+    bool empty() const { return entries_.empty(); }
     bool contains(Handle leaf) const { return leaf < places_.size() && places_[leaf] != kNone; }
 
     Handle least() const { return entries_.empty() ? kNone : entries_.front().leaf; }
@@ -84,7 +91,7 @@ private:
     }
 
     std::vector<Entry> entries_;
-    std::vector<uint32_t> places_;
+    Places &places_;
 };
 
 }  // namespace aradix

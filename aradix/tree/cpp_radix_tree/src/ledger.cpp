@@ -14,12 +14,12 @@ uint64_t secret() {
 
 }  // namespace
 
-Ledger::Ledger(const Settings &settings, Policy policy, int64_t protected_from, UserPolicy user)
+Ledger::Ledger(const Settings &settings, Policy policy, int64_t protected_from, UserPolicy user, nb::handle shares)
     : page_size_(settings.page_size), item_bytes_(settings.item_bytes),
       page_bytes_(settings.page_size * settings.item_bytes),
       item_shift_(std::countr_zero(settings.item_bytes)), whole_nodes_(settings.whole_nodes),
-      records_events_(settings.record_events),
-      ranking_(records_, nodes_, policy, protected_from, std::move(user), settings.item_bytes,
+      records_events_(settings.record_events), has_priorities_(settings.has_priorities), shares_(records_, shares),
+      ranking_(records_, nodes_, shares_, policy, protected_from, std::move(user), settings.item_bytes,
                settings.merge && !settings.whole_nodes),
       reuse_(policy == Policy::tenure ? std::make_unique<ReuseRecord>(settings.page_size, settings.item_bytes)
                                       : nullptr),
@@ -99,10 +99,12 @@ Handle Ledger::new_root(const nb::object &name_space) {
         const auto *data = reinterpret_cast<const uint8_t *>(digest.c_str());
         root->digest.assign(data, data + digest.size());
     }
+    uint32_t share = shares_.of(name_space);
     Handle handle = nodes_.make();
     Node &node = at(handle);
     node.id = ++last_id_;
     node.order = static_cast<uint64_t>(node.id);
+    node.share = share;
     if (reuse_ && root->digest.size() >= sizeof node.fingerprint)  // the default namespace has no digest
         std::memcpy(&node.fingerprint, root->digest.data(), sizeof node.fingerprint);
     node.root = std::move(root);
@@ -121,6 +123,7 @@ Handle Ledger::new_leaf(Handle parent, const uint8_t *tokens, size_t size, const
     leaf.slots = SlotRun(slots, count_of(size), page_size_);
     leaf.depth = at(parent).depth + size;
     leaf.created = tick_ + 1;
+    leaf.share = at(parent).share;
     leaf.page_hash = page_hash(tokens);
     link(parent, handle);
     ids_.insert(id_hash(leaf.id), handle);
@@ -128,6 +131,7 @@ Handle Ledger::new_leaf(Handle parent, const uint8_t *tokens, size_t size, const
     ++version;
     evictable_tokens += num_tokens(leaf);
     ranking_.discard(parent);
+    shares_.add_cached(leaf.share, num_tokens(leaf));
     if (records_events_)
         record_stored(handle);
     return handle;
@@ -150,6 +154,7 @@ Handle Ledger::split(Handle tail_handle, size_t size) {
     head.past_uses = tail.past_uses;
     head.last_use = tail.last_use;
     head.priority = tail.priority;
+    head.share = tail.share;
     head.ready = tail.ready;
     head.streams = tail.streams;
     if (!tail.hashes.empty()) {
@@ -164,6 +169,10 @@ Handle Ledger::split(Handle tail_handle, size_t size) {
     num_nodes += !head.detached;
     if (reuse_)
         reuse_->split(head, tail, at(head.parent).fingerprint);
+    if (tail.timed) {
+        head.timed = true;
+        timed_.put(handle, Timed(timed_.of(tail_handle)), head.order);
+    }
     refile(tail_handle);  // it is smaller now, which a policy may look at
     return handle;
 }
@@ -235,6 +244,8 @@ void Ledger::remove_leaf(Handle leaf, bool merge) {
         reuse_->leave(at(leaf), num_tokens(at(leaf)));
     ranking_.discard(leaf);
     evictable_tokens -= num_tokens(at(leaf));
+    shares_.add_cached(at(leaf).share, -num_tokens(at(leaf)));
+    untime(leaf);
     --num_nodes;
     Handle parent = at(leaf).parent;
     unlink(leaf);
@@ -264,6 +275,7 @@ void Ledger::trim(Handle handle, int64_t count) {
         leaf.hashes.resize(leaf.tokens.size() / page_bytes_);
     ids_.insert(id_hash(leaf.id), handle);
     evictable_tokens -= count;
+    shares_.add_cached(leaf.share, -count);
     refile(handle);
 }
 
@@ -295,6 +307,7 @@ void Ledger::drop_detached(Handle handle, nb::list &freed) {
     } else {
         unlink(handle);
         detached_tokens -= num_tokens(node);
+        shares_.add_cached(node.share, -num_tokens(node));
         append_to(freed, freed_record(slots_copy(node, 0), node.streams));
     }
     forget(handle);
@@ -348,23 +361,6 @@ nb::object Ledger::touch(Handle bottom) {
     return ready;
 }
 
-void Ledger::count_hits(Handle handle, int64_t num_hits) {
-    if (reuse_)
-        reuse_->hit(at(handle), num_hits, tick_);
-    at(handle).hit_count += num_hits;
-}
-
-void Ledger::recall(Handle handle) {
-    if (!reuse_)
-        return;
-    std::vector<ReuseRecord::Run> runs = reuse_->welcome(at(handle), at(at(handle).parent).fingerprint, tick_);
-    for (size_t run = 0; run + 1 < runs.size(); ++run) {
-        Handle head = split(handle, static_cast<size_t>(runs[run].num_tokens) * item_bytes_);
-        at(head).past_uses = runs[run].uses;
-    }
-    at(handle).past_uses = runs.back().uses;
-}
-
 void Ledger::refile(Handle handle) {
     const Node &node = at(handle);
     if (node.num_children != 0 || node.lock_ref != 0 || node.detached || node.parent == kNone)
@@ -399,8 +395,9 @@ bool Ledger::try_merge(Handle parent_handle) {
     Node &parent = at(parent_handle), &child = at(handle);
     if (parent.lock_ref != child.lock_ref || parent.gate != kOpen || child.gate != kOpen)
         return false;
-    if (!ranking_.same_state(parent_handle, handle))
+    if (!same_time(parent_handle, handle) || !ranking_.same_state(parent_handle, handle))
         return false;
+    untime(parent_handle);
     nb::object ready = records_.newest_ready(parent.ready, child.ready);
     nb::object streams = joined_streams(parent.streams, child.streams);
     if (reuse_)
@@ -453,26 +450,23 @@ void Ledger::record_stored(Handle handle) {
     while (at(root).parent != kNone)
         root = at(root).parent;
     const std::vector<uint8_t> &digest = at(root).root->digest;
-    Stored stored;
     const uint8_t *previous = digest.data();
     size_t previous_size = digest.size();
+    nb::object parent_hash = nb::none();
     if (!parent.hashes.empty()) {
-        stored.parent = parent.hashes.back();
-        previous = stored.parent->data();
-        previous_size = stored.parent->size();
+        previous = parent.hashes.back().data();
+        previous_size = parent.hashes.back().size();
+        parent_hash = bytes_of(previous, previous_size);
     }
     extend_hash_chain(leaf.hashes, previous, previous_size, leaf.tokens.data(), leaf.tokens.size(), page_bytes_);
-    stored.hashes = leaf.hashes;
-    stored.tokens.assign(leaf.tokens.data(), leaf.tokens.data() + leaf.tokens.size());
-    stored.name_space = at(root).root->name_space;
-    record(std::move(stored));
+    record(Stored{packed_digests(leaf.hashes, 0), std::move(parent_hash),
+                  event_tokens(leaf.tokens.data(), leaf.tokens.size(), item_bytes_), at(root).root->name_space});
 }
 
 void Ledger::record_removed(const Node &node, size_t first_page) {
     if (!records_events_ || node.hashes.empty())
         return;
-    record(
-        Removed{std::vector<Digest>(node.hashes.begin() + static_cast<std::ptrdiff_t>(first_page), node.hashes.end())});
+    record(Removed{packed_digests(node.hashes, first_page)});
 }
 
 void Ledger::record_cleared() {

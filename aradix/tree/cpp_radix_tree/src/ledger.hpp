@@ -8,18 +8,17 @@
 
 #include "ranking.hpp"
 #include "reuse.hpp"
+#include "timed.hpp"
 
 namespace aradix {
 
-// Tokens and hashes of pages that became matchable; made into a BlockStored when somebody asks.
+// Tokens and hashes of pages that became matchable, packed; made into a BlockStored when somebody asks. Bytes are what
+// Python makes without a look at its garbage, so that nothing comes in in the middle of a step.
 struct Stored {
-    std::vector<Digest> hashes;
-    std::optional<Digest> parent;
-    std::vector<uint8_t> tokens;
-    nb::object name_space;
+    nb::object hashes, parent, tokens, name_space;
 };
 struct Removed {
-    std::vector<Digest> hashes;
+    nb::object hashes;
 };
 struct Cleared {};
 using Event = std::variant<Stored, Removed, Cleared>;
@@ -29,12 +28,13 @@ struct Settings {
     size_t item_bytes;
     bool whole_nodes;
     bool record_events;
+    bool has_priorities;
     bool merge;
 };
 
 class Ledger {
 public:
-    Ledger(const Settings &settings, Policy policy, int64_t protected_from, UserPolicy user);
+    Ledger(const Settings &settings, Policy policy, int64_t protected_from, UserPolicy user, nb::handle shares);
     Ledger(const Ledger &) = delete;
     Ledger &operator=(const Ledger &) = delete;
 
@@ -45,7 +45,9 @@ public:
     int64_t num_nodes = 0;
     size_t num_namespaces() const { return static_cast<size_t>(PyDict_GET_SIZE(roots_.ptr())); }
     size_t page_size() const { return page_size_; }
+    int64_t tick() const { return tick_; }
     const Ranking &ranking() const { return ranking_; }
+    const Records &records() const { return records_; }
     int64_t stay() const { return reuse_ ? reuse_->stay() : 0; }
 
     nb::object take_events();
@@ -114,6 +116,20 @@ protected:
     Handle merge_path(Handle bottom);
     bool try_merge(Handle parent);
 
+    // ---- priorities ----
+
+    // An insert of this priority went through a node.
+    void raise_priority(Handle handle, int64_t priority) {
+        Node &node = at(handle);
+        int64_t &raised = node.timed ? timed_.of(handle).after : node.priority;
+        if (raised < priority)
+            raised = priority;
+    }
+    // Give a node a priority of its own until a time, or for good at 0.
+    void set_priority(Handle handle, int64_t priority, int64_t expires);
+    void untime(Handle handle);
+    bool same_time(Handle first, Handle second) const;
+
     // ---- slots and events ----
 
     nb::object slots_copy(const Node &node, int64_t first) const;
@@ -127,10 +143,12 @@ protected:
     Records records_;
     size_t page_size_, item_bytes_, page_bytes_;
     int item_shift_;
-    bool whole_nodes_, records_events_;
+    bool whole_nodes_, records_events_, has_priorities_;
     Arena<Node> nodes_;
+    Shares shares_;
     Ranking ranking_;
     std::unique_ptr<ReuseRecord> reuse_;  // under `tenure`
+    TimedPriorities timed_;
 
 private:
     uint64_t page_hash(const uint8_t *page) const { return hash_page(page, page_bytes_, seed_); }

@@ -10,14 +10,10 @@ nb::object Ledger::take_events() {
     nb::list taken;
     for (const Event &event : events) {
         if (const auto *stored = std::get_if<Stored>(&event)) {
-            nb::object ids = event_tokens(stored->tokens, item_bytes_);
-            nb::object parent = stored->parent.has_value()
-                                    ? bytes_of(stored->parent->data(), stored->parent->size())
-                                    : nb::none();
-            append_to(taken, records_.block_stored(packed_digests(stored->hashes), parent, ids,
+            append_to(taken, records_.block_stored(stored->hashes, stored->parent, stored->tokens,
                                                    integer(static_cast<int64_t>(page_size_)), stored->name_space));
         } else if (const auto *removed = std::get_if<Removed>(&event)) {
-            append_to(taken, records_.block_removed(packed_digests(removed->hashes)));
+            append_to(taken, records_.block_removed(removed->hashes));
         } else {
             append_to(taken, records_.all_blocks_cleared());
         }
@@ -30,6 +26,8 @@ int Ledger::traverse(visitproc visit, void *arg) {
     Py_VISIT(last_name_space_.ptr());
     Py_VISIT(on_event.ptr());
     if (int stop = ranking_.traverse(visit, arg))
+        return stop;
+    if (int stop = shares_.traverse(visit, arg))
         return stop;
     if (!marked_)
         return 0;
@@ -45,6 +43,7 @@ int Ledger::traverse(visitproc visit, void *arg) {
 void Ledger::clear() {
     busy_ = true;  // nothing may come in any more
     ranking_.clear();
+    shares_.clear();
     on_event.reset();
     nodes_.for_each([this](Handle handle) {
         nb::object ready = std::move(at(handle).ready);

@@ -3,7 +3,9 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include "hold.hpp"
 #include "page_table.hpp"
+#include "short_calls.hpp"
 #include "tokens.hpp"
 #include "tree.hpp"
 
@@ -13,9 +15,11 @@
 
 namespace nb = nanobind;
 using namespace nb::literals;
+using aradix::Hold;
 using aradix::NodeStats;
 using aradix::PageTable;
 using aradix::Policy;
+using aradix::ShortCalls;
 using aradix::Tree;
 
 namespace {
@@ -28,13 +32,14 @@ Policy policy_named(const std::string &name) {
     throw nb::value_error("no such policy");
 }
 
-void make_tree(Tree *tree, size_t page_size, size_t item_bytes, bool whole_nodes, bool record_events, bool merge,
-               const std::string &policy, int64_t protected_from, nb::object user_policy, nb::object state,
-               nb::object index, nb::object leaf) {
+void make_tree(Tree *tree, size_t page_size, size_t item_bytes, bool whole_nodes, bool record_events,
+               bool has_priorities, bool merge, const std::string &policy, int64_t protected_from,
+               nb::object user_policy, nb::object state, nb::object indexes, nb::object leaf, nb::object shares) {
     if (page_size == 0 || page_size > (size_t{1} << 32) || (item_bytes != 4 && item_bytes != 8))
         throw nb::value_error("page_size must be at least 1, item_bytes 4 or 8");
-    new (tree) Tree(aradix::Settings{page_size, item_bytes, whole_nodes, record_events, merge}, policy_named(policy),
-                    protected_from, aradix::UserPolicy{user_policy, state, index, leaf});
+    new (tree) Tree(aradix::Settings{page_size, item_bytes, whole_nodes, record_events, has_priorities, merge},
+                    policy_named(policy), protected_from, aradix::UserPolicy{user_policy, state, indexes, leaf},
+                    shares);
 }
 
 int traverse_tree(PyObject *self, visitproc visit, void *arg) {
@@ -48,9 +53,32 @@ int clear_tree(PyObject *self) {
     return 0;
 }
 
+int traverse_hold(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(self));
+    return nb::inst_ready(self) ? nb::inst_ptr<Hold>(self)->traverse(visit, arg) : 0;
+}
+
+int clear_hold(PyObject *self) {
+    if (nb::inst_ready(self))
+        nb::inst_ptr<Hold>(self)->clear();
+    return 0;
+}
+
+PyType_Slot hold_slots[] = {{Py_tp_traverse, reinterpret_cast<void *>(traverse_hold)},
+                            {Py_tp_clear, reinterpret_cast<void *>(clear_hold)},
+                            {0, nullptr}};
+
 PyType_Slot tree_slots[] = {{Py_tp_traverse, reinterpret_cast<void *>(traverse_tree)},
                             {Py_tp_clear, reinterpret_cast<void *>(clear_tree)},
                             {0, nullptr}};
+
+int traverse_short_calls(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(self));
+    return nb::inst_ready(self) ? nb::inst_ptr<ShortCalls>(self)->traverse(visit, arg) : 0;
+}
+
+// None to clear: whoever refers to one can be cleared, and it is asked until then.
+PyType_Slot short_calls_slots[] = {{Py_tp_traverse, reinterpret_cast<void *>(traverse_short_calls)}, {0, nullptr}};
 
 int import_numpy() {
     import_array1(-1);
@@ -64,6 +92,12 @@ NB_MODULE(_native, module) {
         throw nb::python_error();
     // A tree that is alive when the interpreter ends is no leak worth telling users of.
     nb::set_leak_warnings(false);
+
+#ifdef __SANITIZE_ADDRESS__
+    module.attr("sanitized") = true;
+#else
+    module.attr("sanitized") = false;
+#endif
 
     module.def(
         "sha256",
@@ -80,6 +114,7 @@ NB_MODULE(_native, module) {
         .def(nb::init<nb::object, nb::object, int64_t, int>(), "states"_a, "stack"_a, "page_size"_a, "free"_a)
         .def_ro("num_free", &PageTable::num_free)
         .def_ro("num_pages", &PageTable::num_pages)
+        .def_rw("quiet", &PageTable::quiet)
         .def_ro("page_size", &PageTable::page_size)
         .def_prop_ro("free_slots", &PageTable::free_slots)
         .def_prop_ro("states", &PageTable::states_array)
@@ -93,6 +128,44 @@ NB_MODULE(_native, module) {
         .def("move", &PageTable::move, "pages"_a, "origin"_a, "state"_a)
         .def("claim", &PageTable::claim, "pages"_a, "state"_a);
 
+    nb::class_<Hold>(module, "Hold", nb::type_slots(hold_slots))
+        .def(nb::init<int64_t, nb::object, nb::object, int64_t, nb::object, bool, bool, nb::object, nb::object, int64_t,
+                      double>(),
+             "order"_a, "key"_a, "given"_a, "limit"_a, "priority"_a, "store"_a, "resume"_a, "stream"_a.none(),
+             "opened_in"_a.none(), "opened_near"_a, "opened_when"_a)
+        .def_ro("order", &Hold::order)
+        .def_ro("limit", &Hold::limit)
+        .def_ro("opened_in", &Hold::opened_in)
+        .def_ro("opened_near", &Hold::opened_near)
+        .def_ro("opened_when", &Hold::opened_when)
+        .def_ro("num_opened", &Hold::num_opened)
+        .def_ro("priority", &Hold::priority)
+        .def_ro("store", &Hold::store)
+        .def_ro("resume", &Hold::resume)
+        .def_rw("key", &Hold::key)
+        .def_rw("given", &Hold::given)
+        .def_rw("stream", &Hold::stream, nb::for_setter("value"_a.none()))
+        .def_rw("used", &Hold::used, nb::for_setter("value"_a.none()))
+        .def_rw("node_id", &Hold::node_id)
+        .def_rw("num_matched", &Hold::num_matched)
+        .def_rw("published", &Hold::published)
+        .def_rw("committed", &Hold::committed)
+        .def_rw("num_own", &Hold::num_own)
+        .def_rw("version", &Hold::version)
+        .def_rw("opening", &Hold::opening)
+        .def_rw("entered", &Hold::entered)
+        .def_rw("held", &Hold::held)
+        .def_rw("released", &Hold::released)
+        .def_rw("counted", &Hold::counted)
+        .def_rw("waiting", &Hold::waiting)
+        .def_prop_ro("num_tokens", &Hold::num_tokens)
+        .def_prop_ro("num_own_slots", &Hold::num_own_slots)
+        .def_prop_ro("own", &Hold::own)
+        .def("fresh_slots_for", &Hold::fresh_slots_for, "num_tokens"_a, "page_size"_a)
+        .def("add", &Hold::add, "slots"_a, "num_tokens"_a)
+        .def("take_front", &Hold::take_front, "num_slots"_a)
+        .def("cut", &Hold::cut, "num_own"_a, "page_size"_a);
+
     nb::class_<NodeStats>(module, "NodeStats")
         .def_ro("last_access", &NodeStats::last_access)
         .def_ro("created", &NodeStats::created)
@@ -103,8 +176,8 @@ NB_MODULE(_native, module) {
 
     nb::class_<Tree>(module, "Tree", nb::type_slots(tree_slots))
         .def("__init__", &make_tree, nb::kw_only(), "page_size"_a, "item_bytes"_a, "whole_nodes"_a, "record_events"_a,
-             "merge"_a, "policy"_a, "protected_from"_a, "user_policy"_a.none(), "state"_a.none(), "index"_a.none(),
-             "leaf"_a.none())
+             "has_priorities"_a, "merge"_a, "policy"_a, "protected_from"_a, "user_policy"_a.none(), "state"_a.none(),
+             "indexes"_a.none(), "leaf"_a.none(), "shares"_a)
         .def_prop_ro("page_size", [](const Tree &tree) { return tree.page_size(); })
         .def_prop_ro("failure", [](const Tree &tree) { return tree.ranking().failure(); })
         .def_prop_ro("stay", [](const Tree &tree) { return tree.stay(); })
@@ -130,20 +203,56 @@ NB_MODULE(_native, module) {
         .def("unpin", &Tree::unpin, "node_id"_a, nb::kw_only(), "touch"_a = true)
         .def("record_hit", &Tree::record_hit, "node_id"_a)
         .def("mark_streams", &Tree::mark_streams, "node_id"_a, "streams"_a)
+        .def("prioritize", &Tree::prioritize, "node_id"_a, "start"_a, "stop"_a, "priority"_a, "expires"_a)
+        .def("decay", &Tree::decay, "now"_a)
         .def("slots_of", &Tree::slots_of, "ref"_a, "start"_a = 0)
         .def("is_detached", &Tree::is_detached, "node_id"_a)
         .def("lock_ref", &Tree::lock_ref, "node_id"_a)
         .def("is_below", &Tree::is_below, "node_id"_a, "ancestor_id"_a)
-        .def("evict", &Tree::evict, "num_tokens"_a)
-        .def("take_from", &Tree::take_from, "table"_a, "num_slots"_a, "state"_a)
+        .def("evict", &Tree::evict, "num_tokens"_a, nb::kw_only(), "namespace"_a = nb::none(), "demand"_a = 0,
+             "only_excess"_a = false)
+        .def("share_of", &Tree::share_of, "namespace"_a)
+        .def("charge", &Tree::charge, "share"_a, "num_tokens"_a)
+        .def("shares", &Tree::shares)
+        .def("enter_hold", &Tree::enter_hold, "hold"_a)
+        .def(
+            "grow_hold",
+            [](Tree &tree, Hold &hold, PageTable &table, int64_t num_tokens, int state) -> nb::object {
+                auto done = tree.grow_hold(hold, table, num_tokens, state);
+                if (!done)
+                    return nb::none();
+                return nb::make_tuple(done->num_taken, done->num_evicted, done->grew);
+            },
+            "hold"_a, "table"_a, "num_tokens"_a, "state"_a)
+        .def(
+            "publish_hold",
+            [](Tree &tree, Hold &hold, PageTable &table, nb::handle key, int state) -> nb::object {
+                auto done = tree.publish_hold(hold, table, key, state);
+                if (!done)
+                    return nb::none();
+                return nb::make_tuple(done->held, done->end, done->last, done->duplicates);
+            },
+            "hold"_a, "table"_a, "key"_a, "state"_a)
+        .def("leave_hold", &Tree::leave_hold, "hold"_a, "table"_a, "state"_a)
+        .def("slots_of_hold", &Tree::slots_of_hold, "hold"_a)
         .def("detach", &Tree::detach, "namespace"_a = nb::none())
         .def("close_gate", &Tree::close_gate, "key"_a)
         .def("set_gate", &Tree::set_gate, "node_id"_a, "gate"_a)
         .def("open_gate", &Tree::open_gate, "node_id"_a)
         .def("pin_below", &Tree::pin_below, "node_id"_a)
         .def("evict_below", &Tree::evict_below, "node_id"_a)
+        .def("namespaces", &Tree::namespaces)
         .def("take_events", &Tree::take_events)
         .def("view", &Tree::view, "node_id"_a)
         .def("child_ids", &Tree::child_ids, "node_id"_a)
+        .def_prop_ro("tick", [](const Tree &tree) { return tree.tick(); })
+        .def("roots", &Tree::roots)
+        .def("glance", &Tree::glance, "node_id"_a, nb::kw_only(), "children"_a = true)
+        .def("look", &Tree::look, "key"_a)
+        .def("next_victim", &Tree::next_victim)
         .def("walk", &Tree::walk, nb::kw_only(), "detached"_a = false);
+
+    nb::class_<ShortCalls>(module, "ShortCalls", nb::type_slots(short_calls_slots))
+        .def(nb::init<nb::dict>(), "parts"_a);
+    aradix::add_short_methods(module);
 }

@@ -52,6 +52,8 @@ struct Node {
     int gate = kOpen;
     bool detached = false;
     bool filed = false;  // in the index of a user's policy
+    bool timed = false;  // its priority is for a time
+    uint32_t share = 0;  // that its tokens count to
 
     int64_t uses() const { return 1 + hit_count + past_uses; }
     size_t begin() const { return depth - tokens.size(); }

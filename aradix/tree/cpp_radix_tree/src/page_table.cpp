@@ -45,11 +45,18 @@ nb::list PageTable::counts() const {
 }
 
 nb::object PageTable::take(int64_t num_slots, int state) {
-    int64_t wanted = num_slots / page_size;
-    if (num_slots < 0 || num_slots % page_size != 0 || wanted > num_free)
+    if (num_slots < 0 || num_slots % page_size != 0 || num_slots > free_slots())
         return nb::none();
     int64_t *out = nullptr;
     nb::object slots = new_slots(static_cast<size_t>(num_slots), out);
+    take_run(out, num_slots, state);
+    return slots;
+}
+
+bool PageTable::take_run(int64_t *out, int64_t num_slots, int state) {
+    int64_t wanted = num_slots / page_size;
+    if (num_slots < 0 || num_slots % page_size != 0 || wanted > num_free)
+        return false;
     counts_[checked_state(state)] += wanted;
     for (int64_t index = 0; index < wanted; ++index) {
         int32_t page = stack_[--num_free];
@@ -58,7 +65,7 @@ nb::object PageTable::take(int64_t num_slots, int state) {
         for (int64_t offset = 0; offset < page_size; ++offset)
             *out++ = slot + offset;
     }
-    return slots;
+    return true;
 }
 
 bool PageTable::give(nb::handle slots_object, int origin) {

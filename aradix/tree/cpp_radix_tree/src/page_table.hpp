@@ -22,6 +22,7 @@ public:
     int64_t num_free = 0;
     int64_t num_pages = 0;
     int64_t page_size = 1;
+    bool quiet = true;
 
     nb::list counts() const;
     int64_t count(int state) const { return counts_[checked_state(state)]; }
@@ -29,6 +30,7 @@ public:
 
     // `num_slots` slots, all or none; None also where they are no whole pages.
     nb::object take(int64_t num_slots, int state);
+    bool take_run(int64_t *out, int64_t num_slots, int state);
     // Frees `slots`, the first page on top; false, and then nothing was changed, unless they are whole pages, each in
     // ascending order, distinct and in `origin`.
     bool give(nb::handle slots, int origin);

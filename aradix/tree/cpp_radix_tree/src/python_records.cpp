@@ -20,6 +20,12 @@ nb::object interned(const char *name) { return checked(PyUnicode_InternFromStrin
 
 nb::object attribute(nb::handle of, const nb::object &name) { return checked(PyObject_GetAttr(of.ptr(), name.ptr())); }
 
+nb::object shared(PyObject *borrowed) {
+    if (borrowed == nullptr)
+        throw nb::attribute_error("a key without its fields");
+    return nb::borrow(borrowed);
+}
+
 Py_ssize_t size_attribute(nb::handle of, const nb::object &name) {
     nb::object value = attribute(of, name);
     Py_ssize_t size = PyLong_AsSsize_t(value.ptr());
@@ -30,7 +36,8 @@ Py_ssize_t size_attribute(nb::handle of, const nb::object &name) {
 
 }  // namespace
 
-Records::Records() {
+Records::Records()
+    : key_type(nb::module_::import_("aradix.keys").attr("RadixKey")), key_slots(key_type) {
     nb::object protocol = nb::module_::import_("aradix.tree.protocol");
     match = protocol.attr("Match");
     freed = protocol.attr("Freed");
@@ -38,6 +45,9 @@ Records::Records() {
     detached = protocol.attr("Detached");
     closed = protocol.attr("Closed");
     node_view = protocol.attr("NodeView");
+    share_view = protocol.attr("ShareView");
+    glance = protocol.attr("Glance");
+    on_device = interned("device");
     ready = protocol.attr("Ready");
     nowhere = protocol.attr("NOWHERE");
     node_ref = nb::borrow(nowhere.type());
@@ -63,6 +73,7 @@ Records::Records() {
     name_rank = interned("rank");
     name_stream = interned("stream");
     name_sequence = interned("sequence");
+    name_tenant = interned("tenant");
 }
 
 nb::object Records::as_record(nb::handle type, nb::object plain) {
@@ -83,20 +94,21 @@ nb::object bytes_of(const uint8_t *data, size_t size) {
         PyBytes_FromStringAndSize(reinterpret_cast<const char *>(data), static_cast<Py_ssize_t>(size)));
 }
 
-nb::object packed_digests(const std::vector<Digest> &digests) {
+nb::object packed_digests(const std::vector<Digest> &digests, size_t first) {
     static_assert(sizeof(Digest) == 32);
-    return bytes_of(reinterpret_cast<const uint8_t *>(digests.data()), digests.size() * sizeof(Digest));
+    return bytes_of(reinterpret_cast<const uint8_t *>(digests.data() + first),
+                    (digests.size() - first) * sizeof(Digest));
 }
 
-nb::object event_tokens(const std::vector<uint8_t> &tokens, size_t item_bytes) {
+nb::object event_tokens(const uint8_t *tokens, size_t size, size_t item_bytes) {
     if (item_bytes == sizeof(int32_t))
-        return bytes_of(tokens.data(), tokens.size());
+        return bytes_of(tokens, size);
     // Of each pair the first token, of the last pair the second as well.
-    std::vector<uint8_t> ids(tokens.size() / 2 + sizeof(int32_t));
+    std::vector<uint8_t> ids(size / 2 + sizeof(int32_t));
     size_t end = 0;
-    for (size_t begin = 0; begin < tokens.size(); begin += item_bytes, end += sizeof(int32_t))
-        std::memcpy(ids.data() + end, tokens.data() + begin, sizeof(int32_t));
-    std::memcpy(ids.data() + end, tokens.data() + tokens.size() - sizeof(int32_t), sizeof(int32_t));
+    for (size_t begin = 0; begin < size; begin += item_bytes, end += sizeof(int32_t))
+        std::memcpy(ids.data() + end, tokens + begin, sizeof(int32_t));
+    std::memcpy(ids.data() + end, tokens + size - sizeof(int32_t), sizeof(int32_t));
     return bytes_of(ids.data(), ids.size());
 }
 
@@ -112,11 +124,22 @@ void append_to(nb::list &list, const nb::object &item) {
         throw nb::python_error();
 }
 
-Key::Key(const Records &records, nb::handle key, size_t page_size, size_t page_bytes, std::optional<int64_t> limit)
-    : data(attribute(key, records.name_data)), name_space(attribute(key, records.name_namespace)) {
-    Py_ssize_t start = size_attribute(key, records.name_start);
-    Py_ssize_t end = size_attribute(key, records.name_stop);
-    Py_ssize_t item_bytes = size_attribute(key, records.name_item_bytes);
+Key::Key(const Records &records, nb::handle key, size_t page_size, size_t page_bytes, std::optional<int64_t> limit) {
+    int64_t start, end, item_bytes;
+    if (PyObject *object = key.ptr(); Py_TYPE(object) == reinterpret_cast<PyTypeObject *>(records.key_type.ptr())) {
+        const KeySlots &slots = records.key_slots;
+        data = shared(slots.data.get(object));
+        name_space = shared(slots.name_space.get(object));
+        start = slots.start.number(object);
+        end = slots.stop.number(object);
+        item_bytes = slots.item_bytes.number(object);
+    } else {
+        data = attribute(key, records.name_data);
+        name_space = attribute(key, records.name_namespace);
+        start = size_attribute(key, records.name_start);
+        end = size_attribute(key, records.name_stop);
+        item_bytes = size_attribute(key, records.name_item_bytes);
+    }
     if (!PyBytes_Check(data.ptr()))
         throw nb::type_error("key.data must be bytes");
     if (start < 0 || end < start || end > PyBytes_GET_SIZE(data.ptr()) || item_bytes < 1)
@@ -125,6 +148,7 @@ Key::Key(const Records &records, nb::handle key, size_t page_size, size_t page_b
     if (limit.has_value() && *limit < num_tokens)
         num_tokens = *limit < 0 ? 0 : *limit;
     tokens = reinterpret_cast<const uint8_t *>(PyBytes_AS_STRING(data.ptr())) + start;
+    size = static_cast<size_t>(end - start);
     stop = static_cast<size_t>(num_tokens) / page_size * page_bytes;
     if (stop > static_cast<size_t>(end - start))
         throw nb::value_error("the key has another item size than the tree");

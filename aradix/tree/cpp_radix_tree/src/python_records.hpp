@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "sha256.hpp"
+#include "slot_of.hpp"
 
 namespace aradix {
 
@@ -15,12 +16,14 @@ namespace nb = nanobind;
 struct Records {
     Records();
 
-    nb::object match, node_ref, freed, inserted, detached, closed, node_view, ready;
+    nb::object match, node_ref, freed, inserted, detached, closed, node_view, share_view, glance, on_device, ready;
     nb::object block_stored, block_removed, all_blocks_cleared;
     nb::object gates[4];
     nb::object nowhere, no_latch, no_match, no_slots, no_streams, nothing;
     nb::object name_data, name_start, name_stop, name_item_bytes, name_namespace, name_node_id, name_depth, name_rank;
-    nb::object name_stream, name_sequence;
+    nb::object name_stream, name_sequence, name_tenant;
+    nb::object key_type;
+    KeySlots key_slots;
 
     // A NamedTuple of that class.
     template <class... Items> nb::object make(nb::handle type, const Items &...items) const {
@@ -45,8 +48,8 @@ private:
 nb::object integer(int64_t value);
 nb::object bytes_of(const uint8_t *data, size_t size);
 // The digests one after the other, and the ids of tokens or bigrams, as events have them.
-nb::object packed_digests(const std::vector<Digest> &digests);
-nb::object event_tokens(const std::vector<uint8_t> &tokens, size_t item_bytes);
+nb::object packed_digests(const std::vector<Digest> &digests, size_t first);
+nb::object event_tokens(const uint8_t *tokens, size_t size, size_t item_bytes);
 nb::object digest_list(const std::vector<Digest> &digests, size_t first);
 void append_to(nb::list &list, const nb::object &item);
 
@@ -56,12 +59,14 @@ struct Key {
 
     nb::object data, name_space;
     const uint8_t *tokens;
-    size_t stop;
+    size_t size;  // in bytes, all of it
+    size_t stop;  // in bytes, of the whole pages to be looked at
 };
 
 // An array of slots as a caller gave it.
 struct Slots {
     explicit Slots(nb::handle array);
+    Slots(const int64_t *from, size_t count) : data(from), size(count) {}
 
     nb::object owner;
     const int64_t *data;

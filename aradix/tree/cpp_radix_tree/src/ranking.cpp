@@ -6,10 +6,11 @@
 
 namespace aradix {
 
-Ranking::Ranking(const Records &records, Arena<Node> &nodes, Policy policy, int64_t protected_from, UserPolicy user,
-                 size_t item_bytes, bool merges)
-    : records_(records), nodes_(nodes), policy_(policy), protected_from_(protected_from), user_(std::move(user)),
-      item_bytes_(item_bytes), merges_(merges) {}
+Ranking::Ranking(const Records &records, Arena<Node> &nodes, Shares &shares, Policy policy, int64_t protected_from,
+                 UserPolicy user, size_t item_bytes, bool merges)
+    : records_(records), nodes_(nodes), shares_(shares), policy_(policy), protected_from_(protected_from),
+      user_(std::move(user)), item_bytes_(item_bytes), merges_(merges),
+      heaps_(shares.num_indexes(), LeafHeap(places_)) {}
 
 Rank Ranking::rank(const Node &node) const {
     switch (policy_) {
@@ -42,25 +43,32 @@ nb::object Ranking::user_leaf(Handle leaf) const {
 }
 
 void Ranking::file(Handle leaf) {
+    uint32_t share = nodes_[leaf].share;
+    if (shares_ && !is_filed(leaf))
+        shares_.add_filed(share, 1);
     if (policy_ == Policy::user) {
         try {
             nb::object value = user_.policy.attr(records_.name_rank)(stats(nodes_[leaf]));
-            user_.index.attr("put")(user_leaf(leaf), value);
+            user_index(share).attr("put")(user_leaf(leaf), value);
             nodes_[leaf].filed = true;
             return;
         } catch (nb::python_error &error) {
             failed(error);
         }
     }
-    heap_.put(leaf, rank(nodes_[leaf]), nodes_[leaf].order);
+    heaps_[share].put(leaf, rank(nodes_[leaf]), nodes_[leaf].order);
 }
 
 void Ranking::discard(Handle leaf) {
+    if (!is_filed(leaf))
+        return;
+    uint32_t share = nodes_[leaf].share;
+    shares_.add_filed(share, -1);
     if (policy_ != Policy::user) {
-        heap_.discard(leaf);
-    } else if (nodes_[leaf].filed) {
+        heaps_[share].discard(leaf);
+    } else {
         nodes_[leaf].filed = false;
-        user_.index.attr("discard")(user_leaf(leaf));
+        user_index(share).attr("discard")(user_leaf(leaf));
     }
 }
 
@@ -73,15 +81,18 @@ void Ranking::set_stay(int64_t stay) {
 }
 
 Handle Ranking::least() {
+    Handle share = shares_ ? shares_.first() : 0;
+    if (share == kNone)
+        return kNone;
     if (policy_ == Policy::user) {
         try {
-            nb::object leaf = user_.index.attr("least")();
+            nb::object leaf = user_index(share).attr("least")();
             return leaf.is_none() ? kNone : nb::cast<Handle>(leaf[0]);
         } catch (nb::python_error &error) {
             failed(error);
         }
     }
-    return heap_.least();
+    return heaps_[share].least();
 }
 
 void Ranking::failed(nb::python_error &error) {
@@ -98,7 +109,7 @@ void Ranking::failed(nb::python_error &error) {
     user_ = UserPolicy{};
     nodes_.for_each([this](Handle handle) {
         if (nodes_[handle].filed)
-            heap_.put(handle, rank(nodes_[handle]), nodes_[handle].order);
+            heaps_[nodes_[handle].share].put(handle, rank(nodes_[handle]), nodes_[handle].order);
     });
 }
 
@@ -155,7 +166,7 @@ nb::object Ranking::state(Handle handle) {
 int Ranking::traverse(visitproc visit, void *arg) {
     Py_VISIT(user_.policy.ptr());
     Py_VISIT(user_.state.ptr());
-    Py_VISIT(user_.index.ptr());
+    Py_VISIT(user_.indexes.ptr());
     Py_VISIT(failure_.ptr());
     return 0;
 }

@@ -4,6 +4,7 @@
 #include "leaf_heap.hpp"
 #include "node.hpp"
 #include "python_records.hpp"
+#include "shares.hpp"
 
 namespace aradix {
 
@@ -18,15 +19,15 @@ struct NodeStats {
 struct UserPolicy {
     nb::object policy;
     nb::object state;  // its method, or none
-    nb::object index;  // an EvictableIndex of leaves
+    nb::object indexes;  // an EvictableIndex of leaves for each share
     nb::object leaf;   // what names a leaf there: a NamedTuple (handle, order)
 };
 
 // A user's policy may raise in the middle of a step. The step is finished, and all later ones, by recency.
 class Ranking {
 public:
-    Ranking(const Records &records, Arena<Node> &nodes, Policy policy, int64_t protected_from, UserPolicy user,
-            size_t item_bytes, bool merges);
+    Ranking(const Records &records, Arena<Node> &nodes, Shares &shares, Policy policy, int64_t protected_from,
+            UserPolicy user, size_t item_bytes, bool merges);
 
     // Whether neighbours that became equal are to be merged.
     bool merges() const { return merges_; }
@@ -35,7 +36,9 @@ public:
     // Put a leaf into the index under its rank of now.
     void file(Handle leaf);
     void discard(Handle leaf);
-    bool is_filed(Handle leaf) const { return policy_ == Policy::user ? nodes_[leaf].filed : heap_.contains(leaf); }
+    bool is_filed(Handle leaf) const {
+        return policy_ == Policy::user ? nodes_[leaf].filed : heaps_[nodes_[leaf].share].contains(leaf);
+    }
     // The leaf to go first, which stays filed; kNone if there is none.
     Handle least();
 
@@ -55,17 +58,20 @@ private:
     Rank rank(const Node &node) const;
     nb::object stats(const Node &node) const;
     nb::object user_leaf(Handle leaf) const;
+    nb::object user_index(uint32_t share) const { return user_.indexes[share]; }
     bool whole_history() const { return policy_ == Policy::user && user_.state.is_none(); }
 
     const Records &records_;
     Arena<Node> &nodes_;
+    Shares &shares_;
     Policy policy_;
     int64_t protected_from_;
     UserPolicy user_;
     size_t item_bytes_;
     bool merges_;
+    Places places_;
+    std::vector<LeafHeap> heaps_;  // one for each share
     int64_t stay_ = 0;
-    LeafHeap heap_;
     nb::object failure_;
 };
 

@@ -6,8 +6,6 @@
 namespace aradix {
 namespace {
 
-// The largest block that is kept between calls, in slots.
-constexpr size_t kSpareSlots = size_t{1} << 16;
 
 void check_count(const Slots &slots, size_t needed) {
     if (slots.size < needed)
@@ -154,7 +152,7 @@ Tree::Grown Tree::grow(Handle origin, const Key &key, const Slots &slots, size_t
         recall(grown.node);
     }
     for (; above != kNone; above = at(above).parent)
-        at(above).priority = std::max(at(above).priority, priority);
+        raise_priority(above, priority);
     touch(grown.node);
     return grown;
 }
@@ -210,7 +208,10 @@ Tree::At Tree::node_at(nb::handle ref) {
 
 void Tree::record_hit(int64_t node_id) {
     Step step(*this);
-    Handle bottom = node_named(node_id);
+    count_hit(node_named(node_id));
+}
+
+void Tree::count_hit(Handle bottom) {
     for (Handle handle = bottom; handle != kNone; handle = at(handle).parent)
         count_hits(handle, 1);
     if (!at(bottom).detached) {
@@ -229,67 +230,6 @@ void Tree::mark_streams(int64_t node_id, nb::handle streams_object) {
 }
 
 // ---- shrinking ----
-
-// Lets go of so many tokens, least valuable first. `give` gets a leaf that is about to lose so many tokens of its tail.
-template <class Give> void Tree::shrink(int64_t count, Give give) {
-    auto page_size = static_cast<int64_t>(page_size_);
-    if (reuse_ && count > 0)
-        reuse_->capacity = evictable_tokens + protected_tokens;
-    while (count > 0) {
-        Handle handle = ranking_.least();
-        if (handle == kNone)
-            break;
-        Node &leaf = at(handle);
-        int64_t size = num_tokens(leaf);
-        int64_t wanted = (count - 1) / page_size < size / page_size ? ((count - 1) / page_size + 1) * page_size : size;
-        if (whole_nodes_ || size <= wanted) {
-            count -= size;
-            give(leaf, size);
-            record_removed(leaf, 0);
-            remove_leaf(handle, true);
-        } else {
-            count -= wanted;
-            give(leaf, wanted);
-            trim(handle, wanted);
-        }
-    }
-}
-
-nb::object Tree::evict(nb::handle num_tokens_object) {
-    Step step(*this);
-    nb::list freed;
-    shrink(saturated(num_tokens_object), [&](const Node &leaf, int64_t count) {
-        append_to(freed, freed_record(slots_copy(leaf, num_tokens(leaf) - count), leaf.streams));
-    });
-    return freed;
-}
-
-nb::object Tree::take_from(PageTable &table, int64_t num_slots, int state) {
-    Step step(*this);
-    int64_t missing = num_slots - table.free_slots();
-    if (num_slots < 0 || has_marks() || missing > evictable_tokens)
-        return nb::none();
-    spare_slots_.clear();
-    if (missing > 0) {
-        shrink(missing, [&](const Node &leaf, int64_t count) {
-            size_t begin = spare_slots_.size();
-            spare_slots_.resize(begin + static_cast<size_t>(count));
-            leaf.slots.copy_to(spare_slots_.data() + begin, static_cast<size_t>(num_tokens(leaf) - count),
-                               static_cast<size_t>(count), page_size_);
-        });
-        if (!table.give_run(spare_slots_.data(), spare_slots_.size(), state))
-            throw std::runtime_error("the tree let go of slots that its pool does not hold");
-    }
-    nb::object slots = table.take(num_slots, state);
-    nb::object taken = nb::steal(PyTuple_New(2));
-    if (!taken.is_valid())
-        throw nb::python_error();
-    PyTuple_SET_ITEM(taken.ptr(), 0, slots.release().ptr());
-    PyTuple_SET_ITEM(taken.ptr(), 1, integer(static_cast<int64_t>(spare_slots_.size())).release().ptr());
-    if (spare_slots_.capacity() > kSpareSlots)
-        std::vector<int64_t>().swap(spare_slots_);
-    return taken;
-}
 
 nb::object Tree::detach(nb::handle name_space) {
     Step step(*this);
@@ -312,6 +252,7 @@ nb::object Tree::detach(nb::handle name_space) {
             if (reuse_)
                 reuse_->drop(node);
             ranking_.discard(handle);
+            untime(handle);
             if (!name_space.is_none())
                 record_removed(node, 0);
         }
@@ -323,6 +264,7 @@ nb::object Tree::detach(nb::handle name_space) {
         gone.push_back(handle);
         if (node.parent != kNone) {
             num_freed += num_tokens(node);
+            shares_.add_cached(node.share, -num_tokens(node));
             append_to(freed, freed_record(slots_copy(node, 0), node.streams));
         }
     }
@@ -418,6 +360,11 @@ nb::object Tree::slots_between(Handle node, size_t start, size_t stop) {
         return records_.no_slots;
     int64_t *out = nullptr;
     nb::object array = new_slots(count_of(stop - start), out);
+    copy_slots(node, start, stop, out);
+    return array;
+}
+
+void Tree::copy_slots(Handle node, size_t start, size_t stop, int64_t *out) {
     for (Handle handle = node; handle != kNone && at(handle).depth > start; handle = at(handle).parent) {
         const Node &part = at(handle);
         size_t from = std::max(start, part.begin()), to = std::min(stop, part.depth);
@@ -425,7 +372,6 @@ nb::object Tree::slots_between(Handle node, size_t start, size_t stop) {
             part.slots.copy_to(out + count_of(from - start), count_of(from - part.begin()),
                                count_of(to - from), page_size_);
     }
-    return array;
 }
 
 bool Tree::is_detached(int64_t node_id) {
@@ -444,6 +390,14 @@ bool Tree::is_below(int64_t node_id, int64_t ancestor_id) {
         if (at(handle).id == ancestor_id)
             return true;
     return false;
+}
+
+nb::object Tree::namespaces() {
+    Step step(*this);
+    nb::list found;
+    for (Handle root : root_list(false))
+        append_to(found, at(root).root->name_space);
+    return found;
 }
 
 nb::object Tree::view(int64_t node_id) {
@@ -485,7 +439,8 @@ nb::object Tree::shown(Handle handle, const nb::object &name_space) {
         integer(node.hit_count), integer(node.priority), integer(node.last_access), integer(node.created),
         integer(node.num_children), nb::bool_(ranking_.is_filed(handle)), ranking_.state(handle),
         records_events_ && node.parent != kNone ? digest_list(node.hashes, 0) : nb::none(),
-        nb::none(), integer(0), records_.no_latch, nb::bool_(false));
+        nb::none(), integer(0), records_.no_latch, nb::bool_(false),
+        node.timed ? nb::object(nb::make_tuple(timed_.of(handle).expires, timed_.of(handle).after)) : nb::none());
 }
 
 }  // namespace aradix

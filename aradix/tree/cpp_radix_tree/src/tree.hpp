@@ -2,9 +2,22 @@
 #pragma once
 
 #include "ledger.hpp"
+#include "hold.hpp"
 #include "page_table.hpp"
 
 namespace aradix {
+
+// What came of a lease that grows: slots taken beyond those evicted, tokens evicted, whether it grew.
+struct Growth {
+    int64_t num_taken, num_evicted;
+    bool grew;
+};
+
+// What came of a commit; `duplicates` may be None.
+struct Published {
+    int64_t held, end;
+    nb::object last, duplicates;
+};
 
 class Tree : public Ledger {
 public:
@@ -20,13 +33,23 @@ public:
     nb::object unpin(int64_t node_id, bool touch);
     void record_hit(int64_t node_id);
     void mark_streams(int64_t node_id, nb::handle streams);
+    void prioritize(int64_t node_id, int64_t start, int64_t stop, nb::handle priority, int64_t expires);
+    void decay(int64_t now);
 
-    nb::object evict(nb::handle num_tokens);
-    // For a cache whose slots nothing fences: what it lacks of so many slots goes from the least valuable leaves
-    // straight to the table's free list, and then they are taken. (slots, number evicted); None, and then nothing was
-    // changed, where they cannot be had this way.
-    nb::object take_from(PageTable &table, int64_t num_slots, int state);
+    nb::object evict(nb::handle num_tokens, nb::handle name_space, nb::handle demand, bool only_excess);
+    // The plain case of what a lease does (short_ways.cpp). False or nothing: it is not plain, and nothing was changed.
+    bool enter_hold(Hold &hold);
+    std::optional<Growth> grow_hold(Hold &hold, PageTable &table, int64_t num_tokens, int state);
+    std::optional<Published> publish_hold(Hold &hold, PageTable &table, nb::handle key, int state);
+    // The number of slots given back; those of the tree stay there.
+    std::optional<int64_t> leave_hold(Hold &hold, PageTable &table, int state);
+    // The slots of its tokens, the tree's and its own.
+    nb::object slots_of_hold(const Hold &hold);
     nb::object detach(nb::handle name_space);
+
+    uint32_t share_of(nb::handle name_space);
+    void charge(uint32_t share, int64_t num_tokens);
+    nb::object shares();
 
     nb::object close_gate(nb::handle key);
     void set_gate(int64_t node_id, int gate);
@@ -38,9 +61,15 @@ public:
     bool is_detached(int64_t node_id);
     int64_t lock_ref(int64_t node_id);
     bool is_below(int64_t node_id, int64_t ancestor_id);
+    nb::object namespaces();
     nb::object view(int64_t node_id);
     nb::object child_ids(int64_t node_id);
     nb::object walk(bool detached);
+
+    nb::object roots();
+    nb::object glance(int64_t node_id, bool children);
+    nb::object look(nb::handle key);
+    int64_t next_victim();
 
 private:
     // Where a walk ended: the last whole node, the child matched in part and by how many bytes, or the gate met.
@@ -69,7 +98,11 @@ private:
     Handle arrive(const Place &place) { return place.child == kNone ? place.node : split(place.child, place.size); }
     Grown grow(Handle origin, const Key &key, const Slots &slots, size_t stop, const Place &place, int64_t priority,
                const nb::object &ready, int64_t held_hits = 1, int64_t new_hits = 0);
-    template <class Give> void shrink(int64_t count, Give give);
+    template <class Give> void shrink(int64_t count, bool only_excess, Give give);
+    nb::list evict_tokens(int64_t count, bool only_excess);
+    int64_t evict_into(PageTable &table, int64_t count, int state);
+    void count_hit(Handle bottom);
+    void copy_slots(Handle node, size_t start, size_t stop, int64_t *out);
     nb::list unpin_node(Handle handle, bool touched);
     struct At {
         Handle node;
