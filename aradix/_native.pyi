@@ -120,6 +120,8 @@ class NodeStats:
     @property
     def hit_count(self) -> int: ...
     @property
+    def uses(self) -> int: ...
+    @property
     def priority(self) -> int: ...
     @property
     def num_tokens(self) -> int: ...
@@ -128,6 +130,8 @@ class Tree:
     page_size: int
     failure: BaseException | None
     merges: bool
+    @property
+    def stay(self) -> int: ...
     on_event: Callable[[], None] | None
 
     def __init__(

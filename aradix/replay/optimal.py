@@ -17,7 +17,7 @@ Source: Belady, "A study of replacement algorithms for a virtual-storage compute
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from time import perf_counter
 from typing import Any
 
@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from aradix.replay.driver import ReplayResult, ReplaySetup
 from aradix.replay.request import Request
+from aradix.replay.reuse import Lookup
 
 __all__ = ["OPTIMAL", "PagedTrace", "optimal_hit_tokens"]
 
@@ -111,6 +112,10 @@ class PagedTrace:
     def num_pages(self) -> int:
         """Distinct pages: with so many in the pool nothing is ever evicted."""
         return len(self._parents)
+
+    def lookups(self) -> Iterator[Lookup]:
+        """The requests as pages, in order."""
+        return map(Lookup, self._paths, self._num_prompt, self.input_tokens)
 
     def _find_next_uses(self) -> list[tuple[_Ids, _Ids]]:
         """For each request when its pages are looked up next: where along the path that changes, and to what."""

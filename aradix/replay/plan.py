@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterator, Sequence
 
 from aradix.errors import ConfigError
-from aradix.policies import POLICIES
 from aradix.replay.arguments import BUILT_IN_REQUESTS
 from aradix.replay.detect import open_trace
 from aradix.replay.driver import ReplaySetup
@@ -27,7 +26,7 @@ __all__ = ["Plan"]
 
 _TOKEN_PAGE_SIZE = 16
 _SHORT_REQUESTS = 20_000
-_COMPARED = [policy for policy in ("lru", "tenure") if policy in POLICIES]
+_COMPARED = ("lru", "tenure")
 _BYTES_PER_LOOKUP, _BYTES_PER_DISTINCT_PAGE = 12, 250
 
 

@@ -268,8 +268,9 @@ class _Page:
         first = 1 - distances.reused_tokens / distances.input_tokens
         return _section(
             "How soon tokens return",
-            "Input tokens that came before, by how many distinct tokens were used since. An LRU finds what lies left "
-            "of its capacity, as noted at each line; the rest takes more memory, or a policy that knows better.",
+            "Input tokens that came before, by how many distinct tokens were used since. An LRU finds what lies "
+            "left of its capacity if they run in order, as noted at each line; the rest takes more memory, or a policy "
+            "that knows better.",
             f'<div class="wide">{drawn}</div>',
             f"{percent(first)} of the input tokens are seen for the first time.",
         )
@@ -290,9 +291,9 @@ class _Page:
         most = max(found.values()) or 1.0
         span = len(counted)
         groups = "".join(f'<th colspan="{span}">{each.name}</th>' for each in self._capacities)
-        above = f'<tr><th></th><th colspan="2"></th>{groups}</tr>'
+        above = f"<tr><th></th><th></th><th></th>{groups}</tr>"
         heads = [
-            "Tenant",
+            "Tenant or namespace",
             "Requests",
             "Input tokens",
             *(escape(policy) for _ in self._capacities for policy in counted),

@@ -9,15 +9,13 @@ one sum over requests for each run is all there is to compute.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from aradix.replay.optimal import PagedTrace
-
-__all__ = ["LookedUpTrace", "Lookup", "ReuseDistances", "reuse_distances"]
+__all__ = ["Lookup", "ReuseDistances", "reuse_distances"]
 
 
 class Lookup(NamedTuple):
@@ -32,14 +30,6 @@ class Lookup(NamedTuple):
     pages: npt.NDArray[np.int32]
     num_prompt: int
     input_tokens: int
-
-
-class LookedUpTrace(PagedTrace):
-    """A trace as pages that also tells which of them each request looks up."""
-
-    def lookups(self) -> Iterator[Lookup]:
-        """The requests, in order."""
-        return map(Lookup, self._paths, self._num_prompt, self.input_tokens)
 
 
 class ReuseDistances(NamedTuple):

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import anyio
 
 from aradix.replay.driver import Observed, ReplayResult, ReplaySetup, replay
+from aradix.replay.optimal import PagedTrace
 from aradix.replay.request import ReplayError, Request, Trace
-from aradix.replay.reuse import LookedUpTrace, ReuseDistances, reuse_distances
+from aradix.replay.reuse import ReuseDistances, reuse_distances
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -124,7 +125,7 @@ class BoundJob:
 
         setup = self.setups[0][1]
         try:
-            paged = LookedUpTrace(reading(), setup.page_size, outputs=setup.outputs)
+            paged = PagedTrace(reading(), setup.page_size, outputs=setup.outputs)
             num_passed += self.num_requests
             results = []
             for capacity, each in self.setups if self.with_bound else ():

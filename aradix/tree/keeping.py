@@ -74,6 +74,7 @@ class KeepingSteps(TierSteps):
     def _evict(self, num_tokens: int, only_excess: bool = False) -> list[Freed]:
         freed: list[Freed] = []
         missing = num_tokens
+        self._note_capacity(num_tokens)
         while missing > 0 and (leaf := self._least(self._evictable)) is not None:
             share = None if self._shares is None else self._shares.of(leaf.namespace)
             wanted = missing

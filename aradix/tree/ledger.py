@@ -12,10 +12,11 @@ from typing import Any, Literal
 
 from aradix.events import DEVICE_MEDIUM, HOST_MEDIUM, BlockRemoved, BlockStored, KVCacheEvent, event_tokens
 from aradix.keys import TOKEN_BYTES, Namespace, extend_hash_chain
-from aradix.policies import LRU, EvictionPolicy, looks_at_priority, state_reader
+from aradix.policies import LRU, EvictionPolicy, Tenure, looks_at_priority, state_reader
 from aradix.tree.evictable import EvictableIndex
 from aradix.tree.node import TreeNode, newest_ready
 from aradix.tree.protocol import NO_SLOTS, Freed, Ready, Slots
+from aradix.tree.reuse import ReuseRecord, seed_of
 from aradix.tree.shares import SharedIndex
 
 __all__ = ["Ledger"]
@@ -48,9 +49,10 @@ class Ledger:
         self.detached_host_tokens = 0
         self._item_bytes = item_bytes
         self._page_bytes = page_size * item_bytes
-        self._policy: EvictionPolicy = policy or LRU()
+        self._reuse = ReuseRecord(page_size, self._page_bytes) if isinstance(policy, Tenure) else None
+        self._policy: EvictionPolicy = self._reuse or policy or LRU()
         self._state_of = state_reader(self._policy)
-        self._has_priorities = looks_at_priority(self._policy)
+        self._has_priorities = looks_at_priority(policy or LRU())
         self._whole_nodes = evict_unit == "node"
         self.merges = merge and not self._whole_nodes
         self._events: list[KVCacheEvent] | None = [] if record_events else None
@@ -67,6 +69,15 @@ class Ledger:
         self._due: dict[int, None] = {}
         self._tiered = False
 
+    @property
+    def stay(self) -> int:
+        return self._reuse.stay if self._reuse is not None else 0
+
+    def _note_capacity(self, num_wanted: int) -> None:
+        """So many tokens have to go from the device: what is there now is what fits."""
+        if self._reuse is not None and num_wanted > 0:
+            self._reuse.capacity = self.evictable_tokens + self.protected_tokens
+
     # ---- making and unmaking nodes ----
 
     def _new_id(self) -> int:
@@ -76,6 +87,8 @@ class Ledger:
     def _new_root(self, namespace: Namespace) -> TreeNode:
         root = TreeNode(self._new_id(), None, namespace, b"", NO_SLOTS)
         self._roots[namespace] = self._nodes[root.node_id] = root
+        if self._reuse is not None:
+            root.fingerprint = seed_of(namespace)
         return root
 
     def _new_leaf(self, parent: TreeNode, tokens: bytes, slots: Slots) -> TreeNode:
@@ -95,6 +108,8 @@ class Ledger:
         head = child.split_head(self._new_id(), size, size // self._item_bytes, self._page_bytes)
         self._nodes[head.node_id] = head
         self.num_nodes += not head.detached
+        if self._reuse is not None:
+            self._reuse.split(head, child)
         if head.timed is not None:
             self._timed.put(head, head.timed[0])
         self._refile(child)  # it is smaller now, which a policy may look at
@@ -114,6 +129,8 @@ class Ledger:
         freed = Freed(leaf.slots_copy(), leaf.streams, leaf.host_copy())
         self._record_removed(leaf, 0, DEVICE_MEDIUM)
         self._record_removed(leaf, 0, HOST_MEDIUM)
+        if self._reuse is not None:
+            self._reuse.leave(leaf, leaf.num_tokens)
         if leaf.slots:
             self._evictable.discard(leaf)
             self.evictable_tokens -= leaf.num_tokens
@@ -140,6 +157,8 @@ class Ledger:
         """Cut the tail off a leaf that is on one tier alone; gives the tail's slots there."""
         first_page = (leaf.num_tokens - num_tokens) // self.page_size
         self._record_removed(leaf, first_page, DEVICE_MEDIUM if leaf.slots else HOST_MEDIUM)
+        if self._reuse is not None:
+            self._reuse.leave(leaf, num_tokens)
         old_id = leaf.node_id
         self._evictable.discard(leaf)
         self._host_evictable.discard(leaf)
@@ -181,6 +200,8 @@ class Ledger:
                 self._detached_roots[node.node_id] = node
         else:
             self.num_nodes -= 1
+            if self._reuse is not None:
+                self._reuse.drop(node)
             self._evictable.discard(node)
             self._host_evictable.discard(node)
             self._untime(node)
@@ -276,6 +297,9 @@ class Ledger:
     def _touch(self, bottom: TreeNode) -> tuple[Ready, ...]:
         """Make a whole path the most recent; gives its ready events."""
         self._tick += 1
+        if self._reuse is not None and self._reuse.advance(self._tick):
+            self._evictable.refile(self._reuse.rank)
+            self._host_evictable.refile(self._reuse.rank)
         ready: tuple[Ready, ...] = ()
         node: TreeNode | None = bottom
         while node is not None:
@@ -287,6 +311,20 @@ class Ledger:
         if self._tiered and not bottom.on_device:
             self._refile(self._device_end(bottom))
         return ready
+
+    def _hit(self, node: TreeNode, num_hits: int = 1) -> None:
+        if self._reuse is not None:
+            self._reuse.hit(node, num_hits, self._tick)
+        node.hit_count += num_hits
+
+    def _recall(self, leaf: TreeNode) -> None:
+        """Give a new leaf the uses that are known of its tokens; parts of it that differ become nodes of their own."""
+        if self._reuse is None:
+            return
+        runs = self._reuse.welcome(leaf, self._tick)
+        for num_tokens, uses in runs[:-1]:
+            self._split(leaf, num_tokens * self._item_bytes).past_uses = uses
+        leaf.past_uses = runs[-1][1]
 
     @staticmethod
     def _device_end(node: TreeNode) -> TreeNode:
@@ -368,6 +406,8 @@ class Ledger:
         old_id = parent.node_id
         self._evictable.discard(child)
         self._host_evictable.discard(child)
+        if self._reuse is not None:
+            self._reuse.merge(parent, child)
         if child.timed is not None:
             self._timed.discard(child)
         parent.absorb_child(child)

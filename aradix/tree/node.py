@@ -47,6 +47,7 @@ class TreeNode:
         "created",
         "depth",
         "detached",
+        "fingerprint",
         "gate",
         "hashes",
         "hit_count",
@@ -54,12 +55,14 @@ class TreeNode:
         "host_ref",
         "job",
         "last_access",
+        "last_use",
         "lock_ref",
         "namespace",
         "node_id",
         "num_host_only",
         "order",
         "parent",
+        "past_uses",
         "priority",
         "ready",
         "slots",
@@ -83,8 +86,11 @@ class TreeNode:
         self.gate = Gate.NONE
         self.detached = False
         self.last_access = 0
+        self.last_use = 0
         self.created = 0
         self.hit_count = 0
+        self.past_uses = 0
+        self.fingerprint = 0
         self.priority = 0
         self.timed: tuple[int, int] | None = None
         self.ready: tuple[Ready, ...] = ()
@@ -98,6 +104,10 @@ class TreeNode:
     @property
     def num_tokens(self) -> int:
         return len(self.slots) or (len(self.host) if self.host is not None else 0)
+
+    @property
+    def uses(self) -> int:
+        return 1 + self.hit_count + self.past_uses
 
     @property
     def on_device(self) -> bool:
@@ -144,6 +154,7 @@ class TreeNode:
         head.lock_ref, head.detached = self.lock_ref, self.detached
         head.last_access, head.created = self.last_access, self.created
         head.hit_count, head.priority, head.timed = self.hit_count, self.priority, self.timed
+        head.past_uses, head.last_use = self.past_uses, self.last_use
         head.ready, head.streams = self.ready, self.streams
         if self.hashes is not None:
             num_pages = size // page_bytes
@@ -171,6 +182,8 @@ class TreeNode:
         for grandchild in self.children.values():
             grandchild.parent = self
         self.hit_count = max(self.hit_count, child.hit_count)
+        self.past_uses = min(self.past_uses, child.past_uses)
+        self.fingerprint = child.fingerprint
         self.priority = max(self.priority, child.priority)
         self.last_access = max(self.last_access, child.last_access)
         self.created = min(self.created, child.created)

@@ -261,6 +261,10 @@ class TreeCore(Protocol):
     @property
     def num_namespaces(self) -> int: ...
     @property
+    def stay(self) -> int:
+        """Under `Tenure`: ticks that each half doubling of its uses keeps a leaf longer; 0 for recency."""
+
+    @property
     def version(self) -> int:
         """Changes whenever a new prefix became matchable."""
 

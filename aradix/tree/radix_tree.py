@@ -149,7 +149,7 @@ class RadixTree(KeepingSteps):
         known_ready: tuple[Ready, ...] = ()
         walked: TreeNode = node
         while walked is not origin:
-            walked.hit_count += hits[0]
+            self._hit(walked, hits[0])
             known_ready = newest_ready(known_ready, walked.ready)
             assert walked.parent is not None
             walked = walked.parent
@@ -163,6 +163,7 @@ class RadixTree(KeepingSteps):
             node.ready = ready
             node.priority = priority
             node.hit_count = hits[1]
+            self._recall(node)
         above: TreeNode | None = node
         while above is not None:
             if above.timed is None:
@@ -205,7 +206,7 @@ class RadixTree(KeepingSteps):
         bottom = self._nodes[node_id]
         node: TreeNode | None = bottom
         while node is not None:
-            node.hit_count += 1
+            self._hit(node)
             node = node.parent
         if not bottom.detached:
             self._refile(bottom)

@@ -110,6 +110,7 @@ class Residency(Ledger):
         self._host_evictable.discard(parent)
         self._give_host_copy(leaf, host_slots)
         self.host_evictable_tokens += len(host_slots)
+        self._recall(leaf)
         return leaf
 
     # ---- holds on host copies ----

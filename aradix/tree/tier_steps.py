@@ -101,6 +101,7 @@ class TierSteps(Walker):
         jobs: list[StoreJob] = []
         put_off: list[TreeNode] = []
         missing, num_coming = num_tokens, 0
+        self._note_capacity(num_tokens)
         while missing > 0 and (leaf := self._least(self._evictable)) is not None:
             if leaf.host is not None:
                 freed.append(self._evict_from(leaf, missing))

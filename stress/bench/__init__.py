@@ -7,7 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stress.bench import allocator, contention, events, eviction, lease, lookup, memory, tiers, transfer, turns, waiting
+from stress.bench import (
+    allocator,
+    contention,
+    events,
+    eviction,
+    lease,
+    lookup,
+    memory,
+    policy,
+    tiers,
+    transfer,
+    turns,
+    waiting,
+)
 
 __all__ = ["BENCHMARKS", "Benchmark"]
 
@@ -30,6 +43,7 @@ _MODULES = {
     "allocator": allocator,
     "eviction": eviction,
     "lookup": lookup,
+    "policy": policy,
     "memory": memory,
     "waiting": waiting,
     "events": events,

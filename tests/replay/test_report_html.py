@@ -15,7 +15,7 @@ from aradix.replay.models import Worth
 from aradix.replay.report_page import save_report
 from aradix.replay.request import ReplayError
 from aradix.replay.reuse import ReuseDistances
-from tests.replay.test_command import PROMPTS
+from tests.replay.test_command import PROMPTS, complaint
 from tests.replay.test_report import result
 from tests.replay.traces import mooncake_line, write_lines
 
@@ -126,6 +126,18 @@ def test_a_capacity_alone_and_nothing_found_are_drawn_as_well(tmp_path: Path) ->
     assert "0 % | of input tokens came before" in page.text
     page = report(trace, "--policy", "optimal", "--capacity", "64")
     assert page.count("polyline", "bound") == 1
+
+
+def test_behind_a_host_there_is_no_bound_that_knows_of_it(tenants: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = report(tenants, "--policy", "lru", "--capacity", "512", "--host-capacity", "1e4")
+    assert "10k tokens of host behind the pool" in page.text
+    assert page.count("polyline", "bound") == 0
+    assert page.count("rect", "bar") > 0
+    capsys.readouterr()
+    said = complaint(
+        capsys, "replay", tenants, "--policy", "lru,optimal", "--capacity", "512", "--host-capacity", "1e4"
+    )
+    assert "--policy optimal knows one tier" in said
 
 
 def test_a_report_that_cannot_be_written_is_said(tmp_path: Path) -> None:

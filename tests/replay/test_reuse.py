@@ -7,8 +7,9 @@ import random
 import numpy as np
 import pytest
 
+from aradix.replay.optimal import PagedTrace
 from aradix.replay.request import Request
-from aradix.replay.reuse import LookedUpTrace, Lookup, ReuseDistances, reuse_distances
+from aradix.replay.reuse import Lookup, ReuseDistances, reuse_distances
 from tests.replay.traces import BlockLRU, block_request
 
 PAGE = 4
@@ -28,7 +29,7 @@ def grown(source: random.Random, num_requests: int) -> list[list[int]]:
 
 
 def distances_of(requests: list[Request], capacities: list[int]) -> ReuseDistances:
-    paged = LookedUpTrace(requests, PAGE)
+    paged = PagedTrace(requests, PAGE)
     return reuse_distances(
         paged.lookups(), PAGE, num_requests=len(requests), num_pages=paged.num_pages, capacities=capacities
     )

@@ -92,6 +92,25 @@ def test_block_ids_give_a_block_lru(capsys: pytest.CaptureFixture[str]) -> None:
     assert found == pytest.approx(expected, abs=0.0001)
 
 
+@pytest.mark.parametrize(
+    ("argv", "capacities", "at_least"),
+    [
+        ([MOONCAKE, "--limit", "4000"], "1e6,2e6", 1.2),
+        ([FEW_SHOT, "--limit", "2000"], "5e3,1e4,4e4", 0.999),
+        ([DIALOGUES, "--limit", "400"], "8e3,2e4", 1.0),
+        ([SESSIONS, "--limit", "700"], "3e5,1e6,3e6", 0.99),
+    ],
+)
+def test_the_policy_that_learns_loses_no_more_to_recency_than_learning_costs(
+    capsys: pytest.CaptureFixture[str], argv: list[str], capacities: str, at_least: float
+) -> None:
+    found = list(runs(capsys, *argv, "--policy", "lru,tenure", "--capacity", capacities))
+    lru, tenure = found[: len(found) // 2], found[len(found) // 2 :]
+    assert [run["policy"] for run in tenure] == ["tenure"] * len(lru)
+    for recent, learned in zip(lru, tenure, strict=True):
+        assert learned["hit_tokens"] >= at_least * recent["hit_tokens"], learned["capacity"]
+
+
 def test_interleaved_sessions_give_a_block_lru(capsys: pytest.CaptureFixture[str]) -> None:
     (run,) = runs(capsys, SESSIONS, "--capacity", "1e6", "--limit", "1000")
     assert run["hit_ratio"] == pytest.approx(block_lru(SESSIONS, 1e6, 1000), abs=1e-6)

@@ -26,6 +26,7 @@ COUNTERS = (
     "num_namespaces",
     "version",
     "merges",
+    "stay",
 )
 
 

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from aradix._native import Tree
 from aradix.keys import TOKEN_BYTES
-from aradix.policies import FIFO, FILO, LFU, LRU, MRU, SLRU, EvictionPolicy, Priority, looks_at_priority
+from aradix.policies import FIFO, FILO, LFU, LRU, MRU, SLRU, EvictionPolicy, Priority, Tenure, looks_at_priority
 from aradix.tree.evictable import EvictableIndex
 
 __all__ = ["CppRadixTree"]
@@ -26,6 +26,7 @@ _KNOWN: dict[type, str] = {
     LFU: "lfu",
     SLRU: "slru",
     Priority: "priority",
+    Tenure: "tenure",
 }
 """Policies that the core ranks by itself; a subclass of one is a user's."""
 

@@ -87,6 +87,8 @@ void Tree::decay(int64_t now) {
 // gets a leaf that is about to lose so many tokens of its tail.
 template <class Give> void Tree::shrink(int64_t count, bool only_excess, Give give) {
     auto page_size = static_cast<int64_t>(page_size_);
+    if (reuse_ && count > 0)
+        reuse_->capacity = evictable_tokens + protected_tokens;
     while (count > 0) {
         Handle handle = ranking_.least();
         if (handle == kNone)

@@ -21,6 +21,8 @@ Ledger::Ledger(const Settings &settings, Policy policy, int64_t protected_from, 
       records_events_(settings.record_events), has_priorities_(settings.has_priorities), shares_(records_, shares),
       ranking_(records_, nodes_, shares_, policy, protected_from, std::move(user), settings.item_bytes,
                settings.merge && !settings.whole_nodes),
+      reuse_(policy == Policy::tenure ? std::make_unique<ReuseRecord>(settings.page_size, settings.item_bytes)
+                                      : nullptr),
       seed_(secret()) {}
 
 Ledger::Step::Step(Ledger &ledger) : ledger_(ledger) {
@@ -92,7 +94,7 @@ std::vector<Handle> Ledger::root_list(bool detached) const {
 Handle Ledger::new_root(const nb::object &name_space) {
     auto root = std::make_unique<Root>();
     root->name_space = name_space;
-    if (records_events_) {
+    if (records_events_ || reuse_) {
         nb::bytes digest = nb::cast<nb::bytes>(name_space.attr("digest")());
         const auto *data = reinterpret_cast<const uint8_t *>(digest.c_str());
         root->digest.assign(data, data + digest.size());
@@ -103,6 +105,8 @@ Handle Ledger::new_root(const nb::object &name_space) {
     node.id = ++last_id_;
     node.order = static_cast<uint64_t>(node.id);
     node.share = share;
+    if (reuse_ && root->digest.size() >= sizeof node.fingerprint)  // the default namespace has no digest
+        std::memcpy(&node.fingerprint, root->digest.data(), sizeof node.fingerprint);
     node.root = std::move(root);
     ids_.insert(id_hash(node.id), handle);
     roots_[name_space] = handle;
@@ -147,6 +151,8 @@ Handle Ledger::split(Handle tail_handle, size_t size) {
     head.last_access = tail.last_access;
     head.created = tail.created;
     head.hit_count = tail.hit_count;
+    head.past_uses = tail.past_uses;
+    head.last_use = tail.last_use;
     head.priority = tail.priority;
     head.share = tail.share;
     head.ready = tail.ready;
@@ -161,6 +167,8 @@ Handle Ledger::split(Handle tail_handle, size_t size) {
     link(handle, tail_handle);
     ids_.insert(id_hash(head.id), handle);
     num_nodes += !head.detached;
+    if (reuse_)
+        reuse_->split(head, tail, at(head.parent).fingerprint);
     if (tail.timed) {
         head.timed = true;
         timed_.put(handle, Timed(timed_.of(tail_handle)), head.order);
@@ -251,6 +259,8 @@ void Ledger::fetch_ahead(Handle victim) const {
 }
 
 void Ledger::remove_leaf(Handle leaf, bool merge) {
+    if (reuse_)
+        reuse_->leave(at(leaf), num_tokens(at(leaf)));
     ranking_.discard(leaf);
     evictable_tokens -= num_tokens(at(leaf));
     shares_.add_cached(at(leaf).share, -num_tokens(at(leaf)));
@@ -271,6 +281,8 @@ void Ledger::trim(Handle handle, int64_t count) {
     Node &leaf = at(handle);
     int64_t keep = num_tokens(leaf) - count;
     record_removed(leaf, static_cast<size_t>(keep) / page_size_);
+    if (reuse_)
+        reuse_->leave(leaf, count);
     ranking_.discard(handle);
     ids_.erase(id_hash(leaf.id), handle);
     size_t size = static_cast<size_t>(count) * item_bytes_;
@@ -355,6 +367,8 @@ void Ledger::unlock(Handle bottom, nb::list &freed) {
 
 nb::object Ledger::touch(Handle bottom) {
     ++tick_;
+    if (reuse_ && reuse_->advance(tick_))
+        ranking_.set_stay(reuse_->stay());
     nb::object ready;
     for (Handle handle = bottom; handle != kNone; handle = at(handle).parent) {
         Node &node = at(handle);
@@ -405,6 +419,8 @@ bool Ledger::try_merge(Handle parent_handle) {
     untime(parent_handle);
     nb::object ready = records_.newest_ready(parent.ready, child.ready);
     nb::object streams = joined_streams(parent.streams, child.streams);
+    if (reuse_)
+        reuse_->merge(parent, child);
     ranking_.discard(handle);
     unfile_child(handle);
     auto parent_count = static_cast<size_t>(num_tokens(parent)), count = static_cast<size_t>(num_tokens(child));
@@ -416,6 +432,7 @@ bool Ledger::try_merge(Handle parent_handle) {
         child.hashes = std::move(parent.hashes);
     }
     child.hit_count = std::max(parent.hit_count, child.hit_count);
+    child.past_uses = std::min(parent.past_uses, child.past_uses);
     child.priority = std::max(parent.priority, child.priority);
     child.last_access = std::max(parent.last_access, child.last_access);
     child.created = std::min(parent.created, child.created);

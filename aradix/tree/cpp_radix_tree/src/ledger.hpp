@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "ranking.hpp"
+#include "reuse.hpp"
 #include "timed.hpp"
 
 namespace aradix {
@@ -47,6 +48,7 @@ public:
     int64_t tick() const { return tick_; }
     const Ranking &ranking() const { return ranking_; }
     const Records &records() const { return records_; }
+    int64_t stay() const { return reuse_ ? reuse_->stay() : 0; }
 
     nb::object take_events();
     // Called when the first event since the last `take_events` is recorded, in the middle of a step; null for nobody.
@@ -110,6 +112,9 @@ protected:
     // Make a whole path the most recent; gives its ready events.
     nb::object touch(Handle bottom);
     void refile(Handle handle);
+    void count_hits(Handle handle, int64_t num_hits);
+    // Give a new leaf the uses that are known of its tokens; parts of it that differ become nodes of their own.
+    void recall(Handle leaf);
     // Merge what became equal at a node and on the path above it; the node at its end then.
     Handle merge_path(Handle bottom);
     bool try_merge(Handle parent);
@@ -145,6 +150,7 @@ protected:
     Arena<Node> nodes_;
     Shares shares_;
     Ranking ranking_;
+    std::unique_ptr<ReuseRecord> reuse_;  // under `tenure`
     TimedPriorities timed_;
 
 private:

@@ -25,7 +25,7 @@ using aradix::Tree;
 namespace {
 
 Policy policy_named(const std::string &name) {
-    constexpr const char *kNames[] = {"lru", "mru", "fifo", "filo", "lfu", "slru", "priority", "user"};
+    constexpr const char *kNames[] = {"lru", "mru", "fifo", "filo", "lfu", "slru", "priority", "tenure", "user"};
     for (int policy = 0; policy <= static_cast<int>(Policy::user); ++policy)
         if (name == kNames[policy])
             return static_cast<Policy>(policy);
@@ -170,6 +170,7 @@ NB_MODULE(_native, module) {
         .def_ro("last_access", &NodeStats::last_access)
         .def_ro("created", &NodeStats::created)
         .def_ro("hit_count", &NodeStats::hit_count)
+        .def_ro("uses", &NodeStats::uses)
         .def_ro("priority", &NodeStats::priority)
         .def_ro("num_tokens", &NodeStats::num_tokens);
 
@@ -179,6 +180,7 @@ NB_MODULE(_native, module) {
              "indexes"_a.none(), "leaf"_a.none(), "shares"_a)
         .def_prop_ro("page_size", [](const Tree &tree) { return tree.page_size(); })
         .def_prop_ro("failure", [](const Tree &tree) { return tree.ranking().failure(); })
+        .def_prop_ro("stay", [](const Tree &tree) { return tree.stay(); })
         .def_prop_ro("merges", [](const Tree &tree) { return tree.ranking().merges(); })
         .def_ro("evictable_tokens", &Tree::evictable_tokens)
         .def_ro("protected_tokens", &Tree::protected_tokens)

@@ -37,8 +37,11 @@ struct Node {
     uint32_t num_children = 0;
     int64_t lock_ref = 0;
     int64_t last_access = 0;
+    int64_t last_use = 0;  // the last access that was a hit, or the insert
     int64_t created = 0;
     int64_t hit_count = 0;
+    int64_t past_uses = 0;     // before its tokens were last evicted, as far as that is remembered
+    uint64_t fingerprint = 0;  // of the path to its end
     int64_t priority = 0;
     size_t depth = 0;
     uint64_t page_hash = 0;  // of the first page, by which the parent finds it
@@ -55,6 +58,7 @@ struct Node {
     bool timed = false;  // its priority is for a time
     uint32_t share = 0;  // that its tokens count to
 
+    int64_t uses() const { return 1 + hit_count + past_uses; }
     size_t begin() const { return depth - tokens.size(); }
 };
 

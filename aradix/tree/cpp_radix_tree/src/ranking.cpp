@@ -1,5 +1,7 @@
 #include "ranking.hpp"
 
+#include "reuse.hpp"
+
 #include <algorithm>
 
 namespace aradix {
@@ -24,13 +26,15 @@ Rank Ranking::rank(const Node &node) const {
         return {node.hit_count >= protected_from_ ? 1 : 0, node.last_access};
     case Policy::priority:
         return {node.priority, node.last_access};
+    case Policy::tenure:
+        return {ReuseRecord::rank(node, stay_), 0};
     default:
         return {node.last_access, 0};
     }
 }
 
 nb::object Ranking::stats(const Node &node) const {
-    return nb::cast(NodeStats{node.last_access, node.created, node.hit_count, node.priority,
+    return nb::cast(NodeStats{node.last_access, node.created, node.hit_count, node.uses(), node.priority,
                               static_cast<int64_t>(node.tokens.size() / item_bytes_)});
 }
 
@@ -109,6 +113,14 @@ void Ranking::discard(Handle leaf) {
     }
 }
 
+void Ranking::set_stay(int64_t stay) {
+    stay_ = stay;
+    nodes_.for_each([this](Handle handle) {
+        if (is_filed(handle))
+            file(handle);
+    });
+}
+
 Handle Ranking::least() {
     Handle share = shares_ ? shares_.first() : 0;
     if (share == kNone)
@@ -153,6 +165,8 @@ bool Ranking::same_state(Handle first, Handle second) {
         auto counted = [this](const Node &node) { return std::min(node.hit_count, protected_from_); };
         if (policy_ == Policy::slru && counted(one) != counted(other))
             return false;
+        if (policy_ == Policy::tenure)
+            return one.last_access == other.last_access && use_class(one.uses()) == use_class(other.uses());
         return rank(one) == rank(other);
     }
     if (whole_history())
@@ -185,6 +199,8 @@ nb::object Ranking::state(Handle handle) {
     }
     if (policy_ == Policy::slru)
         return nb::make_tuple(std::min(node.hit_count, protected_from_), node.last_access);
+    if (policy_ == Policy::tenure)
+        return nb::make_tuple(use_class(node.uses()), node.last_access);
     Rank value = rank(node);
     if (policy_ == Policy::lfu || policy_ == Policy::priority)
         return nb::make_tuple(value.major, value.minor);

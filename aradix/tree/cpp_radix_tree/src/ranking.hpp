@@ -8,11 +8,12 @@
 
 namespace aradix {
 
-enum class Policy { lru, mru, fifo, filo, lfu, slru, priority, user };  // the first four rank by time alone
+// The first four rank by time alone.
+enum class Policy { lru, mru, fifo, filo, lfu, slru, priority, tenure, user };
 
 // What a user's policy may look at: a copy, so that nothing it keeps or changes matters to the tree.
 struct NodeStats {
-    int64_t last_access, created, hit_count, priority, num_tokens;
+    int64_t last_access, created, hit_count, uses, priority, num_tokens;
 };
 
 // A policy of a user, and the index that keeps its ranks.
@@ -42,6 +43,9 @@ public:
     }
     // The leaf to go first, which stays filed; kNone if there is none.
     Handle least();
+
+    // Under `tenure`: leaves have another stay from now on.
+    void set_stay(int64_t stay);
 
     // Whether nothing that the policy will ever look at tells two nodes apart; after a failure nobody can say.
     bool same_state(Handle first, Handle second);
@@ -81,6 +85,7 @@ private:
     Places places_;
     std::vector<LeafHeap> heaps_;  // one for each share
     std::vector<List> lists_;      // as well
+    int64_t stay_ = 0;
     nb::object failure_;
 };
 

@@ -134,7 +134,7 @@ Tree::Grown Tree::grow(Handle origin, const Key &key, const Slots &slots, size_t
     Handle node = arrive(place);
     Grown grown{node, at(node).depth, at(node).depth, nb::object(), nb::object()};
     for (Handle walked = node; walked != origin; walked = at(walked).parent) {
-        at(walked).hit_count += held_hits;
+        count_hits(walked, held_hits);
         grown.ready = records_.newest_ready(grown.ready, at(walked).ready);
     }
     size_t start = at(origin).depth;
@@ -149,6 +149,7 @@ Tree::Grown Tree::grow(Handle origin, const Key &key, const Slots &slots, size_t
         leaf.priority = priority;
         leaf.hit_count = new_hits;
         note_marks(ready);
+        recall(grown.node);
     }
     for (; above != kNone; above = at(above).parent)
         raise_priority(above, priority);
@@ -212,7 +213,7 @@ void Tree::record_hit(int64_t node_id) {
 
 void Tree::count_hit(Handle bottom) {
     for (Handle handle = bottom; handle != kNone; handle = at(handle).parent)
-        ++at(handle).hit_count;
+        count_hits(handle, 1);
     if (!at(bottom).detached) {
         refile(bottom);
         merge_path(bottom);
@@ -248,6 +249,8 @@ nb::object Tree::detach(nb::handle name_space) {
             remove_root(handle, node.lock_ref != 0);
         } else {
             --num_nodes;
+            if (reuse_)
+                reuse_->drop(node);
             ranking_.discard(handle);
             untime(handle);
             if (!name_space.is_none())

@@ -1,0 +1,23 @@
+// What a ledger tells the record of uses, under the policy that learns.
+#include "ledger.hpp"
+
+namespace aradix {
+
+void Ledger::count_hits(Handle handle, int64_t num_hits) {
+    if (reuse_)
+        reuse_->hit(at(handle), num_hits, tick_);
+    at(handle).hit_count += num_hits;
+}
+
+void Ledger::recall(Handle handle) {
+    if (!reuse_)
+        return;
+    std::vector<ReuseRecord::Run> runs = reuse_->welcome(at(handle), at(at(handle).parent).fingerprint, tick_);
+    for (size_t run = 0; run + 1 < runs.size(); ++run) {
+        Handle head = split(handle, static_cast<size_t>(runs[run].num_tokens) * item_bytes_);
+        at(head).past_uses = runs[run].uses;
+    }
+    at(handle).past_uses = runs.back().uses;
+}
+
+}  // namespace aradix

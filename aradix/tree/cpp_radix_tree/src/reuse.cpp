@@ -1,0 +1,352 @@
+#include "reuse.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+namespace aradix {
+namespace {
+
+constexpr int64_t kOldEpochs = 32, kYoungEpochs = 10;
+constexpr int kSlowDecay = 9, kFastDecay = 6;
+constexpr int64_t kMargin = 64;
+constexpr int64_t kWhole = 256;
+constexpr int64_t kMemory = 6;      // evicted tokens that are remembered, in capacities
+// What is remembered together is at most so many pages, or tokens if that is more.
+constexpr int64_t kChunkPages = 8, kChunkTokens = 128;
+
+// A number for a page by its tokens and its place in a path; the sum of a path's names it.
+uint64_t page_print(const uint8_t *page, size_t page_bytes, size_t start) {
+    constexpr uint64_t kMixer = 0xd6e8feb86659fd93;
+    uint64_t print = 0;
+    uint32_t key = 0x85ebca6b;
+    for (size_t at = 0; at < page_bytes; at += sizeof(uint32_t), key += 0x9e3779b1) {
+        uint32_t word;
+        std::memcpy(&word, page + at, sizeof word);
+        print += static_cast<uint64_t>(word) * (key | 1);
+    }
+    print += start / page_bytes * kMixer;
+    print ^= print >> 32;
+    print *= kMixer;
+    return print ^ print >> 29;
+}
+
+// The sum over whole pages that lie from byte `start` of a path on.
+uint64_t fingerprint(const uint8_t *tokens, size_t size, size_t start, size_t page_bytes) {
+    uint64_t sum = 0;
+    for (size_t at = 0; at < size; at += page_bytes)
+        sum += page_print(tokens + at, page_bytes, start + at);
+    return sum;
+}
+
+// Division and remainder that round down, as Python's do.
+int64_t floor_div(int64_t value, int64_t by) {
+    int64_t quotient = value / by;
+    return quotient - (value % by != 0 && (value < 0) != (by < 0));
+}
+
+}  // namespace
+
+int use_class(int64_t uses) {
+    if (uses < 2)
+        return 0;
+    int doublings = static_cast<int>(std::bit_width(static_cast<uint64_t>(uses))) - 1;
+    return std::min(15, 2 * doublings + static_cast<int>(uses >> (doublings - 1) & 1) - 1);
+}
+
+ReuseRecord::ReuseRecord(size_t page_size, size_t item_bytes) : page_size_(page_size), item_bytes_(item_bytes) {}
+
+// ---- what happens to nodes ----
+
+void ReuseRecord::hit(Node &node, int64_t num_hits, int64_t tick) {
+    if (num_hits == 0 || node.detached || node.parent == kNone)
+        return;
+    int64_t last_use = node.last_use, num_tokens = tokens_in(node.tokens.size());
+    int before = use_class(node.uses()), after = use_class(node.uses() + num_hits);
+    node.last_use = tick;
+    slow_[kRungs] += num_tokens * kWhole;
+    fast_[kRungs] += num_tokens * kWhole;
+    int64_t epoch = epoch_of(last_use);
+    if (last_use >= horizon_)
+        table_[before][place(epoch)] -= num_tokens;
+    table_[after][place(epoch_)] += num_tokens;
+    // What `score` and two times `add` would do, in one go.
+    for (int rung = 0; rung < kRungs; ++rung) {
+        int64_t cut = cuts_[rung], from = last_use >= horizon_ ? level(before, epoch, rung) : cut - 2;
+        bool was_held = from >= cut;
+        int64_t gained = num_tokens * (was_held ? kWhole : from == cut - 1 ? partial_[rung] : 0);
+        slow_[rung] += gained;
+        fast_[rung] += gained;
+        held_[rung] += num_tokens * ((level(after, epoch_, rung) >= cut) - was_held);
+    }
+}
+
+// Two neighbours become one, which was last used when the later used of them was.
+void ReuseRecord::merge(Node &parent, Node &child) {
+    if (parent.last_use == child.last_use)
+        return;
+    Node &older = parent.last_use < child.last_use ? parent : child;
+    Node &newer = parent.last_use < child.last_use ? child : parent;
+    int64_t num_tokens = tokens_in(older.tokens.size());
+    int of_uses = use_class(older.uses());
+    add(-num_tokens, of_uses, older.last_use);
+    older.last_use = newer.last_use;
+    add(num_tokens, of_uses, older.last_use);
+}
+
+std::vector<ReuseRecord::Run> ReuseRecord::welcome(Node &leaf, uint64_t base, int64_t tick) {
+    leaf.last_access = leaf.last_use = tick;
+    const size_t page_bytes = page_size_ * item_bytes_, begin = leaf.begin();
+    const int64_t total = tokens_in(leaf.tokens.size());
+    std::vector<Run> runs;
+    uint64_t print = base;
+    int64_t done = 0;
+    while (done < total) {
+        size_t at = static_cast<size_t>(done) * item_bytes_;
+        uint64_t page = page_print(leaf.tokens.data() + at, page_bytes, begin + at);
+        int64_t count = total - done, uses = 0;
+        if (std::optional<Ghost> ghost = recall(print + page)) {
+            forget(*ghost);
+            count = std::min(count, ghost->num_tokens);
+            uses = ghost->uses;
+            score(count, use_class(uses), ghost->last_use);
+        } else {
+            slow_[kRungs] += count * kWhole;
+            fast_[kRungs] += count * kWhole;
+        }
+        if (!runs.empty() && runs.back().uses == uses)
+            runs.back().num_tokens += count;
+        else
+            runs.push_back({count, uses});
+        add(count, use_class(leaf.uses() + uses), tick);
+        size_t rest = at + page_bytes;
+        print += page + fingerprint(leaf.tokens.data() + rest, static_cast<size_t>(count) * item_bytes_ - page_bytes,
+                                    begin + rest, page_bytes);
+        done += count;
+    }
+    leaf.fingerprint = print;
+    return runs;
+}
+
+void ReuseRecord::leave(Node &node, int64_t count) {
+    const size_t page_bytes = page_size_ * item_bytes_;
+    const auto page_size = static_cast<int64_t>(page_size_);
+    const uint8_t *end = node.tokens.data() + node.tokens.size();
+    size_t depth = node.depth;
+    const int64_t chunk_pages = std::max(kChunkPages, kChunkTokens / page_size);
+    for (int64_t left = count / page_size; left > 0;) {
+        int64_t pages = (left - 1) % chunk_pages + 1;
+        size_t size = static_cast<size_t>(pages) * page_bytes;
+        end -= size;
+        depth -= size;
+        uint64_t page = page_print(end, page_bytes, depth);
+        node.fingerprint -= page + fingerprint(end + page_bytes, size - page_bytes, depth + page_bytes, page_bytes);
+        uint64_t key = node.fingerprint + page;
+        if (std::optional<Ghost> known = recall(key))
+            forget(*known);
+        ghosts_.push_back(Ghost{key, pages * page_size, node.uses(), node.last_use});
+        by_key_[key] = std::prev(ghosts_.end());
+        ghost_tokens_ += pages * page_size;
+        left -= pages;
+    }
+    while (ghost_tokens_ > kMemory * capacity) {
+        Ghost oldest = *recall(ghosts_.front().key);
+        forget(oldest);
+    }
+}
+
+void ReuseRecord::drop(const Node &node) {
+    if (node.parent != kNone)
+        add(-tokens_in(node.tokens.size()), use_class(node.uses()), node.last_use);
+}
+
+void ReuseRecord::split(Node &head, const Node &tail, uint64_t above) const {
+    const size_t page_bytes = page_size_ * item_bytes_;
+    if (head.tokens.size() <= tail.tokens.size())
+        head.fingerprint = above + fingerprint(head.tokens.data(), head.tokens.size(), head.begin(), page_bytes);
+    else
+        head.fingerprint = tail.fingerprint - fingerprint(tail.tokens.data(), tail.tokens.size(), head.depth, page_bytes);
+}
+
+bool ReuseRecord::advance(int64_t tick) {
+    if (epoch_of(tick) == epoch_)
+        return false;
+    int64_t before = stay();
+    epoch_ = epoch_of(tick);
+    clear_oldest();
+    for (int rung = 0; rung <= kRungs; ++rung) {
+        slow_[rung] -= slow_[rung] >> kSlowDecay;
+        fast_[rung] -= fast_[rung] >> kFastDecay;
+    }
+    if (capacity != 0) {
+        settle();
+        int64_t age = epoch_ - floor_div(cuts_[0], 2);
+        if (age > kOldEpochs)
+            widen();
+        else if (age < kYoungEpochs && shift_ > kMinShift)
+            narrow(tick);
+        choose();
+    } else if (epoch_ > kEpochs / 2) {
+        widen();  // nothing went yet: all that there is stays in the table
+    }
+    return stay() != before;
+}
+
+std::optional<ReuseRecord::Ghost> ReuseRecord::recall(uint64_t key) {
+    auto found = by_key_.find(key);
+    if (found == by_key_.end())
+        return std::nullopt;
+    Ghost ghost = *found->second;
+    ghosts_.erase(found->second);
+    by_key_.erase(found);
+    return ghost;
+}
+
+void ReuseRecord::forget(const Ghost &ghost) {
+    ghost_tokens_ -= ghost.num_tokens;
+    add(-ghost.num_tokens, use_class(ghost.uses), ghost.last_use);
+}
+
+// ---- the table ----
+
+void ReuseRecord::add(int64_t num_tokens, int of_uses, int64_t last_use) {
+    if (last_use < horizon_)
+        return;
+    int64_t epoch = epoch_of(last_use);
+    table_[of_uses][place(epoch)] += num_tokens;
+    for (int rung = 0; rung < kRungs; ++rung)
+        if (level(of_uses, epoch, rung) >= cuts_[rung])
+            held_[rung] += num_tokens;
+}
+
+int64_t ReuseRecord::tokens_at(int64_t wanted, int rung) const {
+    int64_t total = 0;
+    for (int of_uses = 0; of_uses < kClasses; ++of_uses) {
+        int64_t twice = wanted - stay_of(rung) * use_credit(of_uses);
+        int64_t epoch = twice >> 1;
+        if ((twice & 1) == 0 && epoch_ - kEpochs < epoch && epoch <= epoch_)
+            total += table_[of_uses][place(epoch)];
+    }
+    return total;
+}
+
+void ReuseRecord::clear_oldest() {
+    int64_t epoch = epoch_ - kEpochs;
+    horizon_ = std::max(horizon_, (epoch + 1) * (int64_t{1} << shift_));
+    for (int of_uses = 0; of_uses < kClasses; ++of_uses) {
+        int64_t num_tokens = std::exchange(table_[of_uses][place(epoch)], 0);
+        if (num_tokens == 0)
+            continue;
+        for (int rung = 0; rung < kRungs; ++rung)
+            if (level(of_uses, epoch, rung) >= cuts_[rung])
+                held_[rung] -= num_tokens;
+    }
+}
+
+void ReuseRecord::settle() {
+    int64_t lowest = 2 * (epoch_ - kEpochs + 1);
+    for (int rung = 0; rung < kRungs; ++rung) {
+        int64_t cut = std::max(cuts_[rung], lowest);
+        int64_t top = level(kClasses - 1, epoch_, rung);
+        while (held_[rung] > capacity && cut <= top) {
+            held_[rung] -= tokens_at(cut, rung);
+            ++cut;
+        }
+        cuts_[rung] = cut;
+        int64_t below = tokens_at(cut - 1, rung), free = std::max<int64_t>(0, capacity - held_[rung]);
+        partial_[rung] = below > 0 ? std::min(kWhole, free * kWhole / below) : 0;
+    }
+}
+
+void ReuseRecord::recount() {
+    held_.fill(0);
+    for (int of_uses = 0; of_uses < kClasses; ++of_uses)
+        for (int64_t epoch = epoch_ - kEpochs + 1; epoch <= epoch_; ++epoch) {
+            int64_t num_tokens = table_[of_uses][place(epoch)];
+            for (int rung = 0; num_tokens != 0 && rung < kRungs; ++rung)
+                if (level(of_uses, epoch, rung) >= cuts_[rung])
+                    held_[rung] += num_tokens;
+        }
+}
+
+void ReuseRecord::widen() {
+    for (auto &counts : table_) {
+        std::array<int64_t, kEpochs> wider{};
+        for (int64_t epoch = epoch_ - kEpochs + 1; epoch <= epoch_; ++epoch)
+            wider[place(epoch >> 1)] += counts[place(epoch)];
+        counts = wider;
+    }
+    epoch_ >>= 1;
+    ++shift_;
+    for (int rung = 1; rung < kRungs - 1; ++rung) {
+        slow_[rung] = slow_[rung + 1];
+        fast_[rung] = fast_[rung + 1];
+        cuts_[rung] = cuts_[rung + 1];
+    }
+    for (int64_t &cut : cuts_)
+        cut >>= 1;
+    rung_ -= rung_ > 1;
+    recount();
+    if (capacity != 0)
+        settle();
+}
+
+void ReuseRecord::narrow(int64_t tick) {
+    int64_t wide_epoch = epoch_;
+    --shift_;
+    epoch_ = epoch_of(tick);
+    horizon_ = std::max(horizon_, (epoch_ - kEpochs + 1) * (int64_t{1} << shift_));
+    for (auto &counts : table_) {
+        std::array<int64_t, kEpochs> narrower{};
+        for (int64_t epoch = epoch_ - kEpochs + 1; epoch <= epoch_; ++epoch) {
+            if (epoch >> 1 <= wide_epoch - kEpochs)
+                continue;
+            int64_t num_tokens = counts[place(epoch >> 1)], half = floor_div(num_tokens, 2);
+            narrower[place(epoch)] = (epoch & 1) != 0 ? half : num_tokens - half;
+        }
+        counts = narrower;
+    }
+    for (int rung = kRungs - 1; rung > 1; --rung) {
+        slow_[rung] = slow_[rung - 1];
+        fast_[rung] = fast_[rung - 1];
+        cuts_[rung] = cuts_[rung - 1];
+    }
+    for (int64_t &cut : cuts_)
+        cut *= 2;
+    rung_ += 0 < rung_ && rung_ < kRungs - 1;
+    recount();
+    settle();
+}
+
+// ---- candidates ----
+
+void ReuseRecord::score(int64_t num_tokens, int of_uses, int64_t last_use) {
+    slow_[kRungs] += num_tokens * kWhole;
+    fast_[kRungs] += num_tokens * kWhole;
+    if (last_use < horizon_)
+        return;
+    int64_t epoch = epoch_of(last_use);
+    for (int rung = 0; rung < kRungs; ++rung) {
+        int64_t of_rung = level(of_uses, epoch, rung);
+        if (of_rung < cuts_[rung] - 1)
+            continue;
+        int64_t gained = num_tokens * (of_rung >= cuts_[rung] ? kWhole : partial_[rung]);
+        slow_[rung] += gained;
+        fast_[rung] += gained;
+    }
+}
+
+void ReuseRecord::choose() {
+    int64_t enough = floor_div(fast_[kRungs] - fast_[0], kMargin);
+    int best = 0;
+    for (int rung = 1; rung < kRungs; ++rung)
+        if (slow_[rung] > slow_[best] && fast_[rung] - fast_[0] > enough)
+            best = rung;
+    if (slow_[best] - slow_[0] <= floor_div(slow_[kRungs] - slow_[0], kMargin))
+        best = 0;
+    int64_t gain = slow_[best] - slow_[rung_];
+    if (best != rung_ && (best == 0 || gain > floor_div(slow_[kRungs] - slow_[rung_], 2 * kMargin)))
+        rung_ = best;
+}
+
+}  // namespace aradix

@@ -1,0 +1,87 @@
+// What a tree remembers of how its tokens were used, evicted ones too; `aradix/tree/reuse.py` explains it.
+#pragma once
+
+#include <array>
+#include <list>
+#include <optional>
+#include <unordered_map>
+
+#include "node.hpp"
+
+namespace aradix {
+
+// Uses by half doublings, as `use_class` of aradix.policies has them.
+int use_class(int64_t uses);
+inline int64_t use_credit(int of_uses) { return of_uses == 0 ? 0 : of_uses + 1; }
+
+class ReuseRecord {
+public:
+    static constexpr int kClasses = 16, kEpochs = 512, kRungs = 11, kMinShift = 2;
+
+    struct Run {
+        int64_t num_tokens, uses;
+    };
+
+    ReuseRecord(size_t page_size, size_t item_bytes);
+
+    // Tokens that the cache holds when it has to evict; 0 before it ever had to.
+    int64_t capacity = 0;
+    int64_t stay() const { return stay_of(rung_) << shift_; }
+    static int64_t rank(const Node &node, int64_t stay) {
+        return 2 * node.last_access + stay * use_credit(use_class(node.uses()));
+    }
+
+    // The hit count of a node is about to rise.
+    void hit(Node &node, int64_t num_hits, int64_t tick);
+    void merge(Node &parent, Node &child);
+    // The runs of a new leaf, from the left; the leaf is filed as the last one says, the caller splits the others off.
+    std::vector<Run> welcome(Node &leaf, uint64_t base, int64_t tick);
+    // The last `count` tokens of a node are about to go, evicted.
+    void leave(Node &node, int64_t count);
+    void drop(const Node &node);
+    void split(Node &head, const Node &tail, uint64_t above) const;
+    // Whether leaves rank otherwise now.
+    bool advance(int64_t tick);
+
+private:
+    using Scores = std::array<int64_t, kRungs + 1>;
+    using Table = std::array<std::array<int64_t, kEpochs>, kClasses>;
+    struct Ghost {
+        uint64_t key;
+        int64_t num_tokens, uses, last_use;
+    };
+
+    static int64_t stay_of(int rung) { return rung == 0 ? 0 : int64_t{1} << (rung - 1); }
+    static int64_t level(int of_uses, int64_t epoch, int rung) {
+        return 2 * epoch + stay_of(rung) * use_credit(of_uses);
+    }
+    static size_t place(int64_t epoch) { return static_cast<size_t>(epoch) % kEpochs; }
+    int64_t tokens_in(size_t size) const { return static_cast<int64_t>(size / item_bytes_); }
+    int64_t epoch_of(int64_t tick) const { return tick >> shift_; }
+
+    void add(int64_t num_tokens, int of_uses, int64_t last_use);
+    std::optional<Ghost> recall(uint64_t key);
+    void forget(const Ghost &ghost);
+    int64_t tokens_at(int64_t level, int rung) const;
+    void clear_oldest();
+    void settle();
+    void recount();
+    void widen();
+    void narrow(int64_t tick);
+    void score(int64_t num_tokens, int of_uses, int64_t last_use);
+    void choose();
+
+    size_t page_size_, item_bytes_;
+    int rung_ = 0;
+    int shift_ = kMinShift;
+    int64_t epoch_ = 0;
+    int64_t horizon_ = 0;  // ticks before it are no longer in the table, whatever its epochs are now
+    Table table_{};
+    std::array<int64_t, kRungs> cuts_{}, held_{}, partial_{};
+    Scores slow_{}, fast_{};
+    std::list<Ghost> ghosts_;  // in the order in which they came
+    std::unordered_map<uint64_t, std::list<Ghost>::iterator> by_key_;
+    int64_t ghost_tokens_ = 0;
+};
+
+}  // namespace aradix
