@@ -239,6 +239,25 @@ void Ledger::forget(Handle handle) {
     nodes_.free(handle);
 }
 
+void Ledger::fetch_ahead(Handle victim) const {
+    Handle next = nodes_[victim].later;
+    if (next == kNone)
+        return;
+    const Node &node = nodes_[next];  // fetched when it was the one after the next
+    ids_.fetch(id_hash(node.id));
+    children_.fetch(child_hash(node.parent, node.page_hash));
+    node.tokens.fetch();
+    node.slots.fetch();
+    for (Handle sibling : {node.previous, node.next})
+        if (sibling != kNone)
+            __builtin_prefetch(&nodes_[sibling].first_child, 1);
+    if (node.later != kNone) {
+        const Node &after = nodes_[node.later];
+        for (size_t at = 0; at < sizeof(Node); at += 64)
+            __builtin_prefetch(reinterpret_cast<const char *>(&after) + at, 1);
+    }
+}
+
 void Ledger::remove_leaf(Handle leaf, bool merge) {
     if (reuse_)
         reuse_->leave(at(leaf), num_tokens(at(leaf)));
