@@ -330,7 +330,7 @@ def make_world(seed: int, emphasis: str = "plain") -> World:
             write_policy=rng.choice(_WRITE_POLICIES),
             load_back_threshold=rng.choice((1, 1, 1, 3)),
             has_store=rng.random() < 0.3,
-            copy_faults=rng.choice((0, 2, 2, 2)),
+            copy_faults=rng.choice((0, 2, 2, 2, 2, 2)),
         )
     fault = rng.choice(stress.faults)
     if fault:

@@ -6,7 +6,6 @@ from typing import Any
 
 from aradix import CacheInitParams, HiRadixCache, RadixCache
 from aradix.cache.backups import Backups
-from aradix.cache.loads import Loads
 from aradix.memory.transfer import Copy, Transfer
 from aradix.tree.tiered import StoreJob
 from stress.harness.builder import Builder
@@ -43,15 +42,7 @@ class _BelievesCopies(Transfer):
         return done
 
 
-class _Forgetful(Loads):
-    """Who is cancelled while it waits for a load is matched all the same when that ends."""
-
-    def _leave(self, sharer: Any) -> None:
-        """Nobody leaves."""
-
-
 TIERS = (
     Plant("stored before the forward has written", "tiers", _WorseTier("backups", _StoresEarly)),
     Plant("a failed copy counts as whole", "tiers", _WorseTier("transfer", _BelievesCopies)),
-    Plant("a cancelled sharer is pinned when the load ends", "tiers", _WorseTier("loads", _Forgetful)),
 )
