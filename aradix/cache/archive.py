@@ -110,22 +110,25 @@ class Archive:
         missing = (hold.limit - found) // self._page_size * self._page_size
         return hold.load_back and hold.node_id != 0 and missing >= self._params.load_back_threshold
 
-    async def prefetch(self, hold: Hold) -> None:
+    async def prefetch(self, hold: Hold) -> bool:
         """Bring to the host what the store has of a lease's key beyond device and host. Waits until the deadline.
 
-        The lease keeps its pin meanwhile. What comes later than the deadline is there for the next one.
+        The lease keeps its pin meanwhile. What comes later than the deadline is there for the next one. True where
+        somebody else's key is being fetched, of which this one's begins with the same page.
         """
         start = hold.num_matched + hold.host_hit
         hashes = hold.key.hash_chain(self._page_size)[start // self._page_size : hold.limit // self._page_size]
         fetch = self._fetches.get(hashes[0])
+        joined = fetch is not None
         if fetch is None:
             if self._tasks is None:
-                return
+                return False
             fetch = self._fetches[hashes[0]] = _Fetch(hold.key.namespace, NO_SLOTS)
             self._tiers.begin_store(hold.node_id)  # a host copy needs one of all above it
             self._tasks.start_soon(self._fetch, fetch, hold.key, start, hashes, name="aradix prefetch")
         with anyio.move_on_after(self._params.prefetch_timeout_s):
             await fetch.event.wait()
+        return joined
 
     async def _fetch(self, fetch: _Fetch, key: RadixKey, start: int, hashes: list[bytes]) -> None:
         try:

@@ -148,4 +148,10 @@ class EventCalls(BasePrefixCache):
         if not self._params.enable_kv_cache_events:
             raise UsageError("this cache records no events; make it with CacheInitParams(enable_kv_cache_events=True)")
         assert self._home is not None
-        return self._event_sinks.add(sink, self._home)
+        remove = self._event_sinks.add(sink, self._home)
+
+        def checked() -> None:
+            self._calls.begin_release()
+            remove()
+
+        return checked

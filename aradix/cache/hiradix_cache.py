@@ -82,8 +82,12 @@ class HiRadixCache(RadixCache):
             self._home.call_soon(self._copies_changed)
 
     def _copies_changed(self) -> None:
+        if self._calls.closed:
+            return
         try:
-            self._settle()
+            self._tiers.drain()
+            # Even if some step in between has heard of them already: it may not have looked who waits.
+            self._leases.changed()
         except Exception as error:
             self._calls.fail(error)
 

@@ -77,6 +77,7 @@ class Lease:
         if cache._calls.is_turn_over():
             await checkpoint()
             cache._calls.begin_open()
+            self._check_not_released()
         if not cache._leases.rematch(hold):
             await cache._leases.wait_at_gate(hold)
             self._check_not_released()
@@ -245,6 +246,8 @@ class Lease:
         count = num_tokens if type(num_tokens) is int and num_tokens >= 0 else count_of("num_tokens", num_tokens)
         if hold.waiting:
             raise UsageError(f"the lease opened at {hold.where} waits for slots already, in another task")
+        if count > cache._pool.allocator.num_slots:  # compiled code counts in 64 bits
+            self._check_size(hold, count)
         return hold, count
 
     def _check_size(self, hold: Hold, num_tokens: int) -> None:

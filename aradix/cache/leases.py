@@ -37,8 +37,8 @@ NO_DUPLICATES = torch.empty(0, dtype=torch.int64)
 
 
 def _ticks(seconds: float) -> int:
-    """A time on the cache's clock as the tree counts it; never 0, which is no time to it."""
-    return int(seconds * 1e9) or 1
+    """A time on the cache's clock as the tree counts it; never 0, which is no time to it, nor beyond its 64 bits."""
+    return int(min(seconds * 1e9, 2.0**62)) or 1
 
 
 class Passage:
@@ -328,9 +328,11 @@ class Leases:
 
     def fork(self, hold: Hold, opened_in: CodeType, opened_near: int) -> Hold:
         """A second hold, entered, on what the first has matched and published."""
+        # What was committed beyond whole pages is the other's alone: this one may go on otherwise.
+        num_kept = max(hold.num_opened - hold.key.is_bigram, hold.published)
         twin = self.new(
-            hold.key,
-            hold.given,
+            hold.key[:num_kept],
+            hold.given[: num_kept + hold.key.is_bigram],
             hold.limit,
             hold.priority,
             hold.store,
@@ -422,9 +424,9 @@ class Leases:
         self.changed()
         return InsertResult(held, ref, spare, end - held, (start, held))
 
-    def note_taken(self, hold: Hold, num_evicted: int) -> None:
-        """A lease grew by the short way, in which the tree counted its hit, and evicted so many tokens."""
-        if not hold.counted:
+    def note_taken(self, hold: Hold, num_evicted: int, grew: bool) -> None:
+        """So many tokens were evicted by the short way, and a lease grew, whose hit the tree has counted."""
+        if grew and not hold.counted:
             self._note_query(hold)
         self.num_evicted += num_evicted
         if self._low_slots:

@@ -281,6 +281,7 @@ class Exclusive:
             self._cache._open_gate(self._gate)
 
     def _standing(self) -> StandingGate:
+        self._cache._calls.begin()
         gate = self._gate
         if gate is None or gate not in self._cache._gates.standing:
             raise UsageError("this subtree is not held: use it inside `async with cache.exclusive(key)`")

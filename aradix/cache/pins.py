@@ -137,7 +137,9 @@ class Pins:
         limits = [] if budget is None else [budget]
         if self.budget is not None:
             limits.append(max(0, self.budget - self.num_tokens))
-        match = self._core.match(key, limit=min(limits, default=None), pin=True, past_pending=True)
+        limit = min(limits, default=None)
+        limit = None if limit is None else min(limit, len(key))
+        match = self._core.match(key, limit=limit, pin=True, past_pending=True)
         if match.gate:
             raise UsageError(f"{key!r} runs through a subtree that somebody holds exclusively; pin it afterwards")
         pin = Pin(self, next(self._numbers), key, match.node_id, num_cached, match.num_matched, expires)

@@ -112,8 +112,8 @@ class Admissions(Protocol):
     def evict_for(self, hold: Hold, num_slots: int, demand: int) -> int:
         """Evict so many tokens into the allocator, for a lease that demands so many in all."""
 
-    def note_taken(self, hold: Hold, num_evicted: int) -> None:
-        """A lease grew by the short way, in which the tree counted its hit, and evicted so many tokens."""
+    def note_taken(self, hold: Hold, num_evicted: int, grew: bool) -> None:
+        """So many tokens were evicted by the short way, and a lease grew, whose hit the tree has counted."""
 
     def settle(self) -> None:
         """Hear of copies that have ended."""
@@ -205,7 +205,9 @@ class Pressure:
             if taken is not None:
                 num_taken, num_evicted, grew = taken
                 self._pool.num_held += num_taken
-                self._cache.note_taken(hold, num_evicted)
+                self._cache.note_taken(hold, num_evicted, grew)
+                if num_evicted and self._table.num_free:  # a whole leaf went: others may wait for the rest of it
+                    self._pool.note_given(0)
                 if self._again:
                     self._catch_up()
                 if grew:

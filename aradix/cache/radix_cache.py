@@ -250,7 +250,7 @@ class RadixCache(KeepingCalls, EventCalls):
         self._calls.begin_open()
         view = self._view(key)
         limit = view.num_items
-        if leave_last != 0 or leave_last is False:
+        if type(leave_last) is not int or leave_last:
             limit = min(limit, max(0, len(key) - count_of("leave_last", leave_last)))
         if reserve is not None:
             reserve = count_of("reserve", reserve)
@@ -311,10 +311,15 @@ class RadixCache(KeepingCalls, EventCalls):
         self._gates.unpin_leaves(gate)
         below = {pin for pin in self._leases.pins.below(gate.node_id) if pin.node_id != gate.node_id}
         self._leases.pins.end_all("evicted", below.__contains__)
+        watch, began = self._leases.watch, self._params.clock()
+        if watch is not None:
+            watch.evicting()
         freed = [] if self._core.is_detached(gate.node_id) else self._core.evict_below(gate.node_id)
         self._gates.pin_leaves(gate)
         num_freed = self._pool.give_back_all(freed)
         self._leases.num_evicted += num_freed
+        if watch is not None:
+            watch.evicted(num_freed, began)
         self._leases.changed()
         return num_freed
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from aradix.cache.calls import LISTEN_FROM
-from aradix.cache.hold import hold_makers
+from aradix.cache.hold import make_hold
 from aradix.cache.lease import Lease
 from aradix.cache.leases import NO_DUPLICATES
 from aradix.keys import RadixKey
@@ -45,7 +45,7 @@ def make_short_calls(params: CacheInitParams, item_bytes: int, calls: Calls, lea
             "tree": core,
             "table": params.allocator.table,
             "clock": params.clock,
-            "hold_type": hold_makers()["native"],
+            "hold_type": make_hold,
             "lease_type": Lease,
             "key_type": RadixKey,
             "insert_result": InsertResult,

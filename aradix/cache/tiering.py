@@ -92,10 +92,22 @@ class Tiers:
         """
         if self._leases.gates.is_held_by_this_task():
             return
-        if self.archive is not None and self.archive.wants(hold):
+        if self.archive is not None:
+            await self._prefetch(self.archive, hold)
+        while self.loads.is_worth_it(hold):
+            goes_on = await self.loads.share(hold)
+            while not hold.released and not hold.node_id and not self._leases.rematch(hold):
+                await self._leases.wait_at_gate(hold)
+            if hold.released or not goes_on or self._leases.gates.is_held_by_this_task():
+                return
+
+    async def _prefetch(self, archive: Archive, hold: Hold) -> None:
+        """Bring to the host what the store has of a lease's key. Waits; safe to cancel."""
+        while archive.wants(hold):
+            num_found = hold.num_matched + hold.host_hit
             self._leases.passing.add(hold)
             try:
-                await self.archive.prefetch(hold)
+                joined = await archive.prefetch(hold)
             except BaseException:
                 self._leases.passing.discard(hold)
                 self._leases.release(hold)
@@ -110,11 +122,8 @@ class Tiers:
             if self._leases.is_closed:
                 self._leases.release(hold)
                 raise closed_error()
-        while self.loads.is_worth_it(hold):
-            goes_on = await self.loads.share(hold)
-            while not hold.released and not hold.node_id and not self._leases.rematch(hold):
-                await self._leases.wait_at_gate(hold)
-            if hold.released or not goes_on or self._leases.gates.is_held_by_this_task():
+            # Somebody else's key may have been shorter.
+            if hold.released or not joined or hold.num_matched + hold.host_hit <= num_found:
                 return
 
     # ---- going down ----

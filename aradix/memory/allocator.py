@@ -75,8 +75,11 @@ def _step(method: Callable[Concatenate[_Self, _P], _R]) -> Callable[Concatenate[
                         self._drain()
                     return method(self, *args, **kwargs)
                 finally:
+                    # What a finaliser retires from here on says so itself.
+                    self._table.quiet = not (self._limbo.num_pages or self._carry)
                     self._busy = False
-                    self._table.quiet = not (self._returned or self._limbo.num_pages or self._carry)
+                    if self._returned:
+                        self._table.quiet = False
         finally:
             # Whoever is in the middle of a step calls the listeners at its end.
             if self._listeners.changed and not self._busy:

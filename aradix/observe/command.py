@@ -99,7 +99,7 @@ def shown(options: argparse.Namespace) -> Callable[[RadixCache], AbstractAsyncCo
     """
     if options.inspect is None:
         return None
-    if len(options.policy) * len(options.capacity) > 1:
+    if len(options.policy or ("lru",)) * len(options.capacity) > 1:
         raise ConfigError("--inspect shows one run: give one policy and one capacity")
     serve = _server()
     options.pace = options.pace or _PACE

@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import numpy as np
@@ -30,7 +30,7 @@ from aradix.params import CacheInitParams, CacheStats
 from aradix.replay.request import Request
 from aradix.replay.schedule import Schedule
 
-__all__ = ["Observed", "ReplayResult", "ReplaySetup", "check_idle", "replay"]
+__all__ = ["Observed", "ReplayResult", "ReplaySetup", "TenantHits", "check_idle", "replay"]
 
 Observed = Callable[[RadixCache], AbstractAsyncContextManager[None]]
 
@@ -89,6 +89,20 @@ class ReplaySetup:
         )
 
 
+class TenantHits(NamedTuple):
+    """What one tenant's requests came to. `tenant` is "" where they name none; counts are in tokens."""
+
+    tenant: str
+    num_requests: int
+    input_tokens: int
+    hit_tokens: int
+
+    @property
+    def hit_ratio(self) -> float:
+        """Input tokens found in the cache, of all input tokens."""
+        return self.hit_tokens / self.input_tokens if self.input_tokens else 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
     """What one run found. Counts are in tokens unless named otherwise; percentiles in microseconds.
@@ -97,6 +111,7 @@ class ReplayResult:
         seconds: of the replay, without reading the trace and expanding its blocks.
         num_waits: calls that had to wait for slots.
         num_retracts: waiters that had to give way, and came back.
+        tenants: the same for each tenant, the largest first; none where nobody counted.
         load_back_tokens: of the hits, those that came back from the host.
         backuped_tokens: copied to the host.
         prefetched_tokens: that came from the page store.
@@ -113,6 +128,7 @@ class ReplayResult:
     lease_p50_us: float
     lease_p99_us: float
     seconds: float
+    tenants: tuple[TenantHits, ...] = ()
     load_back_tokens: int = 0
     backuped_tokens: int = 0
     prefetched_tokens: int = 0
@@ -180,6 +196,7 @@ class _Run:
         self._num_retracts = 0
         self._input_tokens = 0
         self._hit_tokens = 0
+        self._tenants: dict[str, list[int]] = {}
         self._output_tokens = 0
 
     async def finish(self) -> ReplayResult:
@@ -215,6 +232,10 @@ class _Run:
             lease_p50_us=float(p50),
             lease_p99_us=float(p99),
             seconds=seconds,
+            tenants=tuple(
+                TenantHits(tenant, *counts)
+                for tenant, counts in sorted(self._tenants.items(), key=lambda item: (-item[1][1], item[0]))
+            ),
             load_back_tokens=stats.load_back_tokens,
             backuped_tokens=stats.backuped_tokens,
             prefetched_tokens=stats.prefetched_tokens,
@@ -226,14 +247,19 @@ class _Run:
                 at = max(self._next_at, anyio.current_time())
                 self._next_at = at + 1 / self._setup.pace
                 await anyio.sleep_until(at)
-            await self._serve(cache, request)
+            hit_tokens = await self._serve(cache, request)
             self._schedule.finish(request)
             self._num_requests += 1
             self._input_tokens += request.input_tokens
+            counts = self._tenants.setdefault(request.tenant, [0, 0, 0])
+            counts[0] += 1
+            counts[1] += request.input_tokens
+            counts[2] += hit_tokens
             if self._on_progress is not None:
                 self._on_progress(self._num_requests)
 
-    async def _serve(self, cache: RadixCache, request: Request) -> None:
+    async def _serve(self, cache: RadixCache, request: Request) -> int:
+        """Run one request; gives how many of its input tokens were found."""
         begun = perf_counter()
         tokens = request.prompt(self._capacity)
         num_prompt = len(tokens)
@@ -241,21 +267,23 @@ class _Run:
             tokens = np.concatenate((tokens, request.output[: self._capacity - num_prompt]))
         self._expand_seconds += perf_counter() - begun
         if num_prompt == 0:
-            return
+            return 0
         key = RadixKey(tokens, request.extra_key)
-        held = await self._prefill(cache, key, num_prompt, request.input_tokens)
+        hit_tokens, held = await self._prefill(cache, key, num_prompt, request.input_tokens)
         while held < len(key):
             self._num_retracts += 1
             held = await self._resume(cache, key)
         self._output_tokens += len(key) - num_prompt
+        return hit_tokens
 
-    async def _prefill(self, cache: RadixCache, key: RadixKey, num_prompt: int, weight: int) -> int:
-        """Compute the prompt and decode what fits; gives how much of the key was committed."""
+    async def _prefill(self, cache: RadixCache, key: RadixKey, num_prompt: int, weight: int) -> tuple[int, int]:
+        """Compute the prompt and decode what fits; gives how much was found, and how much of the key was committed."""
         prompt = key[:num_prompt]
         asked = perf_counter()
         async with cache.lease(prompt, reserve=num_prompt) as lease:
             self._lease_seconds.append(perf_counter() - asked)
-            self._hit_tokens += min(lease.num_matched, weight)
+            hit_tokens = min(lease.num_matched, weight)
+            self._hit_tokens += hit_tokens
             await self._compute()
             lease.commit(prompt)
             held = num_prompt
@@ -264,11 +292,11 @@ class _Run:
                 try:
                     await lease.allocate(step)
                 except RetractError:
-                    return held
+                    return hit_tokens, held
                 await self._compute(step / (len(key) - num_prompt))
                 held += step
                 lease.commit(key[:held])
-        return held
+        return hit_tokens, held
 
     async def _compute(self, part: float = 1.0) -> None:
         """Where an engine would compute, a part of a prefill or of a decode: others have their turn. Waits."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from aradix.replay.driver import ReplayResult
+from aradix.replay.optimal import OPTIMAL
 from aradix.replay.request import ReplayError
 
 __all__ = ["check_plot", "save_plot"]
@@ -44,7 +46,8 @@ def save_plot(path: Path, results: Sequence[ReplayResult], *, title: str) -> Non
             for result in results
             if result.setup.policy == policy
         )
-        axes.plot([tokens for tokens, _ in points], [ratio for _, ratio in points], marker="o", label=policy)
+        line: dict[str, Any] = {"linestyle": "--", "color": "0.4"} if policy == OPTIMAL else {}
+        axes.plot([tokens for tokens, _ in points], [ratio for _, ratio in points], marker="o", label=policy, **line)
     axes.set(xscale="log", xlabel="capacity, tokens", ylabel="hit ratio, by tokens", title=title)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)

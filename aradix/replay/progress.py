@@ -23,10 +23,13 @@ def progress_bar(title: str, total: int, file: IO[str]) -> Iterator[Callable[[in
         return
     with bar:
         task = bar.add_task(title, total=total)
+        shown = 0
 
         def show(done: int) -> None:
+            nonlocal shown
             # A bar update costs as much as a small lease.
-            if done % _EVERY == 0 or done == total:
+            if done - shown >= _EVERY or done == total:
+                shown = done
                 bar.update(task, completed=done)
 
         yield show
@@ -45,4 +48,7 @@ def _rich_bar(file: IO[str]) -> Progress | None:
         TimeRemainingColumn(),
         console=Console(file=file),
         transient=True,
+        # What is printed meanwhile goes where it was meant to go.
+        redirect_stdout=False,
+        redirect_stderr=False,
     )

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aradix.errors import UsageError
+from aradix.keys import Namespace
 
 __all__ = ["MAX_BLOCK_ID", "MAX_TOKEN", "NO_TOKENS", "ReplayError", "Request", "Tokens", "Trace"]
 
@@ -32,7 +33,7 @@ class Request:
 
     Args:
         session: requests of one session run one after another; `None` belongs to no session.
-        extra_key: the namespace of the ids: a session's name where ids are local to it.
+        extra_key: the namespace of the ids: a tenant's, or a session's name where ids are local to it.
         ids: token ids, or block ids where `block_size` is above 1. Shape `[n]`, int32 or int64.
         block_size: tokens an id stands for.
         input_tokens: the real length of the prompt, by which its hits are weighed. The ids may cover more (a padded
@@ -42,12 +43,19 @@ class Request:
     """
 
     session: Hashable | None
-    extra_key: str | None
+    extra_key: str | Namespace | None
     ids: npt.NDArray[np.integer]
     block_size: int
     input_tokens: int
     output: Tokens
     fresh_tokens: int
+
+    @property
+    def tenant(self) -> str:
+        """Who it counts for in a report: its namespace's tenant, or the namespace itself; "" where there is none."""
+        namespace = Namespace.of(self.extra_key)
+        named = namespace.extra if namespace.tenant is None else namespace.tenant
+        return "" if named is None else str(named)
 
     @property
     def num_tokens(self) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from aradix.replay.request import ReplayError, Request
 
-__all__ = ["Survey", "check_pool", "endless_pages", "survey"]
+__all__ = ["Survey", "check_pool", "endless_pages", "pool_bytes", "survey"]
 
 # Measured at 134 M cached tokens: a token and its slot take 12 bytes, and the audit after the run copies them. It also
 # counts the uses of every slot, and the allocator's tables have an entry a page.
@@ -61,6 +61,18 @@ def endless_pages(found: Survey, page_size: int, *, concurrency: int, high_water
     return int((found.distinct_pages + in_flight) / (1 - high_watermark)) + 1
 
 
+def pool_bytes(num_pages: int, page_size: int, *, most_pages: int) -> int:
+    """Bytes of memory that a run with such a pool takes at most, with what is cached in it. Does not wait.
+
+    Args:
+        num_pages: of the pool.
+        page_size: in tokens.
+        most_pages: so many pages would never fill.
+    """
+    cached_tokens = min(num_pages, most_pages) * page_size
+    return num_pages * (page_size * _BYTES_PER_SLOT + _BYTES_PER_PAGE) + cached_tokens * _BYTES_PER_CACHED_TOKEN
+
+
 def check_pool(num_pages: int, page_size: int, *, capacity: str, most_pages: int, option: str = "--capacity") -> None:
     """See that this machine can hold a pool and what will be cached in it. Does not wait.
 
@@ -79,8 +91,7 @@ def check_pool(num_pages: int, page_size: int, *, capacity: str, most_pages: int
             f"{option} {capacity}: {num_pages:,} pages of {page_size}, and a pool has at most {_MAX_PAGES:,}; "
             f"give at most {_MAX_PAGES * page_size:,} tokens, or a larger --page-size"
         )
-    cached_tokens = min(num_pages, most_pages) * page_size
-    size_bytes = num_pages * (page_size * _BYTES_PER_SLOT + _BYTES_PER_PAGE) + cached_tokens * _BYTES_PER_CACHED_TOKEN
+    size_bytes = pool_bytes(num_pages, page_size, most_pages=most_pages)
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size_bytes > memory_bytes:
         raise ReplayError(

@@ -281,6 +281,10 @@ class RadixTree(KeepingSteps):
                 freed.append(self._remove_leaf(leaf, merge=False))
             elif leaf.slots:
                 freed.append(self._demote(leaf))
+            else:
+                continue
+            if self._shares is not None:
+                self._shares.of(leaf.namespace).evicted += len(freed[-1].slots)
         return freed
 
     # ---- looking ----

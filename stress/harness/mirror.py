@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from aradix import Namespace, RadixCache
-from aradix.events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
+from aradix.events import HOST_MEDIUM, AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
 from stress.harness.book import Book
 
 __all__ = ["Mirror"]
@@ -40,6 +40,7 @@ class Mirror:
         self._cache = cache
         self._is_struck = is_struck
         self._pages: dict[bytes, _Page] = {}
+        self._on_host: set[bytes] = set()
         self._names: dict[bytes, tuple[bytes | None, Namespace, tuple[int, ...]]] = {}
 
     def __call__(self, events: list[KVCacheEvent]) -> None:
@@ -48,12 +49,15 @@ class Mirror:
             return
         fresh: list[_Page] = []
         for event in events:
-            if isinstance(event, BlockStored):
+            if isinstance(event, AllBlocksCleared):
+                self._forget(list(self._pages))
+                self._on_host.clear()
+            elif event.medium == HOST_MEDIUM:
+                self._note_on_host(event)
+            elif isinstance(event, BlockStored):
                 self._store(event, fresh)
             elif isinstance(event, BlockRemoved):
                 self._forget(event.block_hashes)
-            elif isinstance(event, AllBlocksCleared):
-                self._forget(list(self._pages))
         for page in fresh:
             if not page.gone:
                 self._compare(page)
@@ -72,6 +76,12 @@ class Mirror:
         counted = self._cache.evictable_size() + self._cache.protected_size()
         if counted != len(self._pages) * page_size:
             raise book.fail("mirror", f"{counted} tokens are cached; the events make {len(self._pages) * page_size}")
+        # Not from `stats()`, which would first hear of copies that nobody was told of yet.
+        on_host = getattr(self._cache._core, "host_tokens", 0)
+        if on_host != len(self._on_host) * page_size:
+            raise book.fail(
+                "mirror", f"{on_host} tokens are on the host; the events make {len(self._on_host) * page_size}"
+            )
         told = {page.content for page in self._pages.values()}
         for record in book.records.values():
             if record.published and not record.stale and record.epoch == book.epoch(record.namespace):
@@ -80,6 +90,21 @@ class Mirror:
                     raise book.fail(
                         "mirror", f"{record} stands on {book.contents.name(content)}, of which the events know nothing"
                     )
+
+    def _note_on_host(self, event: BlockStored | BlockRemoved) -> None:
+        """What is on the host are pages that were on the device once, each below one that is there too."""
+        parent = event.parent_block_hash if isinstance(event, BlockStored) else None
+        for block in event.block_hashes:
+            is_there, name = block in self._on_host, repr(self._names.get(block, block))
+            if isinstance(event, BlockRemoved):
+                if not is_there:
+                    raise self._book.fail("mirror", f"{name} was removed from the host, and is not there")
+                self._on_host.discard(block)
+                continue
+            if is_there or (parent is not None and parent not in self._on_host):
+                raise self._book.fail("mirror", f"{name} came to the host twice, or before what it follows")
+            self._on_host.add(block)
+            parent = block
 
     def _store(self, event: BlockStored, fresh: list[_Page]) -> None:
         book, page_size = self._book, self._book.page_size

@@ -147,7 +147,8 @@ class _Run:
                         for number, acts in enumerate(world.tasks):
                             worker = Worker(site, number)
                             tasks.start_soon(worker.run, acts, name=f"task {number}")
-                    kernels.stop_clock()
+                    if tiers is None:
+                        kernels.stop_clock()
                     if not world.fault:
                         await self._look_at_rest(site)
                     around.cancel_scope.cancel()

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from aradix import EvictParams, InsertParams, MatchPrefixParams
-from aradix.errors import TransferError
+from aradix.errors import OutOfSlotsError, TransferError
 from tests.cache.acts import begin, entered, key, settled
 from tests.support.tiers import TieredScene, opened_tiers
 
@@ -212,3 +212,19 @@ async def test_a_lease_dropped_unclosed_says_where_it_was_opened_and_its_slots_c
         await settled()
         stats = scene.cache.stats()
         assert (stats.protected, stats.leased, stats.evictable) == (0, 0, 8)
+
+
+async def test_who_waits_hears_of_a_copy_though_another_call_has_heard_of_it_first() -> None:
+    async with opened_tiers(8, at_once=False) as scene, anyio.create_task_group() as tasks:
+        await scene.fill(key(range(1, 5)))
+        holder = await entered(scene.cache, key(range(21, 25)), 4)
+        other = await entered(scene.cache, key(range(31, 39)))
+        waiting = await begin(tasks, lambda: entered(scene.cache, key(range(41, 45)), reserve=4))
+        assert waiting.waits
+        scene.copier.next("store").finish()
+        with pytest.raises(OutOfSlotsError):
+            other.allocate_nowait(5)  # which hears of the copy, and gains nothing by it
+        await settled()
+        assert waiting.returned
+        for lease in (holder, other, waiting.value):
+            lease.release()

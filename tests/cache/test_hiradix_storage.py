@@ -12,7 +12,16 @@ import pytest
 import torch
 from anyio.lowlevel import checkpoint
 
-from aradix import CacheInitParams, EvictParams, HiRadixCache, HostKVPool, MHAKVPool, RadixKey, SlotAllocator
+from aradix import (
+    CacheInitParams,
+    EvictParams,
+    HiRadixCache,
+    HostKVPool,
+    MHAKVPool,
+    Namespace,
+    RadixKey,
+    SlotAllocator,
+)
 from aradix.errors import ConfigError
 from aradix.memory.storage.file_store import FileStore
 from aradix.memory.storage.protocol import PageSpace
@@ -219,3 +228,29 @@ async def test_what_left_the_host_comes_back_from_the_store() -> None:
         for first in range(0, 100, 20):
             assert await worker.request(key(range(first + 1, first + 17))) == 16
             await worker.archived()
+
+
+async def test_a_flush_by_fields_leaves_nothing_that_has_them_in_the_store() -> None:
+    store = MemoryStore()
+    wanted = key(range(1, 25), namespace=Namespace(lora="x", salt="s"))
+    async with started(store) as worker:
+        await worker.request(wanted)
+        await worker.archived()
+    async with started(store) as worker:
+        assert (await worker.cache.flush(lora="x")).num_freed_tokens == 0
+        assert await worker.request(wanted) == 0
+
+
+async def test_who_joins_a_shorter_fetch_fetches_the_rest() -> None:
+    store = MemoryStore()
+    async with started(store) as worker:
+        await worker.request(key(range(1, 25)))
+    async with started(store) as worker, anyio.create_task_group() as tasks:
+        store.held = anyio.Event()
+        acts = [await begin(tasks, entered, worker.cache, key(range(1, end))) for end in (9, 25)]
+        store.held.set()
+        while any(act.waits for act in acts):
+            await checkpoint()
+        assert [act.value.num_matched for act in acts] == [8, 24]
+        for act in acts:
+            act.value.release()

@@ -81,6 +81,18 @@ async def test_a_plain_turn_never_enters_python() -> None:
         cache.check()
 
 
+async def test_a_lease_opened_with_options_goes_on_without_python() -> None:
+    cache = make_cache()
+    async with cache:
+        lease = cache.lease(key(PROMPT), priority=3)
+        slow_calls = note_slow_calls(cache)
+        async with lease:
+            await lease.allocate(4)
+            lease.commit(key(PROMPT))
+        assert slow_calls == []
+        cache.check()
+
+
 async def test_who_watches_hears_of_every_turn() -> None:
     heard: list[str] = []
 

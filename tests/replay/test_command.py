@@ -70,7 +70,7 @@ def test_the_same_run_is_made_once(capsys: pytest.CaptureFixture[str], trace: Pa
 
 
 def test_every_spelling_of_endless_is_shown_as_that(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
-    assert main(["replay", str(trace), "--capacity", "1e400"]) == 0
+    assert main(["replay", str(trace), "--capacity", "1e400", "--policy", "lru"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].split()[:2] == ["lru", "endless"]
 
 
@@ -120,7 +120,7 @@ def test_outputs_of_a_trace_are_inserted_when_asked(capsys: pytest.CaptureFixtur
 
 
 def test_a_table_by_default(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
-    assert main(["replay", str(trace), "--capacity", "2048,inf"]) == 0
+    assert main(["replay", str(trace), "--capacity", "2048,inf", "--policy", "lru"]) == 0
     title, *lines = capsys.readouterr().out.splitlines()
     assert title == "mooncake.jsonl.gz: 6 requests, 7,680 input tokens, pages of 512, 8 in flight"
     assert len(lines) == 3
@@ -160,6 +160,16 @@ def test_the_plot_is_saved(capsys: pytest.CaptureFixture[str], trace: Path, tmp_
         (["--outputs"], "does not hold the ids of its outputs"),
         (["--arrivals", "some.csv"], "--arrivals"),
         (["--plot", "plot.pdf"], ".svg or .png"),
+        (["--report", "report.pdf"], "must end in .html"),
+        (["--report", "no/such/folder/report.html"], "there is no folder no/such/folder"),
+        (["--jobs", "0"], "at least 1"),
+        (["--model", "gpt-9"], "--model: 'gpt-9' is none of Llama-3.1-8B, "),
+        (["--model", "qwen3-8b", "--kv-bytes-per-token", "9"], "not allowed with argument --model"),
+        (["--kv-bytes-per-token", "0"], "KV bytes per token is a number above 0"),
+        (["--kv-dtype", "fp8"], "no model is named"),
+        (["--model", "qwen3-8b", "--kv-dtype", "int3"], "int3"),
+        (["--prefill-tokens-per-s", "fast"], "a rate of prefill is a number above 0, got 'fast'"),
+        (["--tokenizer", "tokenizer.json"], "holds no texts; leave it out"),
         (["--frobnicate"], "--frobnicate"),
     ],
 )
@@ -193,7 +203,7 @@ def test_a_core_that_is_not_there_names_its_option(
     def missing(tree_core: str, **_settings: object) -> None:
         raise ConfigError(f"no {tree_core}")
 
-    monkeypatch.setattr("aradix.replay.command.make_core", missing)
+    monkeypatch.setattr("aradix.replay.plan.make_core", missing)
     assert complaint(capsys, "replay", trace, "--core", "cpp") == "aradix: --core cpp: no cpp\n"
 
 
@@ -203,7 +213,7 @@ def test_too_little_memory_is_bad_input(
     async def large(*_args: object) -> None:
         raise MemoryError("Unable to allocate 6.98 GiB")
 
-    monkeypatch.setattr("aradix.replay.command.replay", large)
+    monkeypatch.setattr("aradix.replay.runs.replay", large)
     assert "--capacity 2048: out of memory" in complaint(capsys, "replay", trace, "--capacity", "2048")
 
 
@@ -220,7 +230,7 @@ def test_a_cache_that_is_not_whole_afterwards_is_status_1(
     async def broken(*_args: object) -> None:
         raise InvariantError("a slot is\nmissing")
 
-    monkeypatch.setattr("aradix.replay.command.replay", broken)
+    monkeypatch.setattr("aradix.replay.runs.replay", broken)
     assert main(["replay", str(trace)]) == 1
     assert capsys.readouterr() == ("", "aradix: a slot is missing\n")
 

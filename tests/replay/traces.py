@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from aradix.keys import Namespace
 from aradix.replay.request import NO_TOKENS, Request
 
 __all__ = ["BlockLRU", "block_request", "mooncake_line", "token_request", "write_lines"]
@@ -56,10 +57,10 @@ class BlockLRU:
 
     def __init__(self, num_blocks: int) -> None:
         self._num_blocks = num_blocks
-        self._blocks: OrderedDict[tuple[str | None, int], None] = OrderedDict()
+        self._blocks: OrderedDict[tuple[str | Namespace | None, int], None] = OrderedDict()
         self.num_evicted = 0
 
-    def request(self, ids: list[int], extra_key: str | None = None) -> int:
+    def request(self, ids: list[int], extra_key: str | Namespace | None = None) -> int:
         """The number of leading blocks that were there; then the request is cached, as far as the pool goes."""
         blocks = [(extra_key, block) for block in ids]
         num_hits = 0

@@ -473,5 +473,5 @@ def _num_shared(one: Tokens, other: Tokens) -> int:
     return min(len(one), len(other))
 
 
-CacheMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+CacheMachine.TestCase.settings = settings(max_examples=250, stateful_step_count=40, deadline=None)
 TestCacheMachine = CacheMachine.TestCase

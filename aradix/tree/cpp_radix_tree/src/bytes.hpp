@@ -33,6 +33,14 @@ public:
     size_t size() const { return size_; }
     bool empty() const { return size_ == 0; }
 
+    // Have the processor fetch its begin, and what the allocator keeps in front of its block.
+    void fetch() const {
+        if (block_ == nullptr)
+            return;
+        __builtin_prefetch(reinterpret_cast<const void *>(reinterpret_cast<uintptr_t>(block_) - sizeof(size_t)), 1);
+        __builtin_prefetch(data());
+    }
+
     // Room for `size` more bytes at the end, to be written by the caller.
     uint8_t *extend(size_t size) {
         if (begin_ + size_ + size > capacity_) {

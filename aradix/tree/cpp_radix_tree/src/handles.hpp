@@ -134,6 +134,13 @@ public:
         return kNone;
     }
 
+    // Have the processor fetch where a hash is looked for, and what may move up from behind it.
+    void fetch(uint64_t hash) const {
+        size_t at = hash & mask();
+        __builtin_prefetch(&entries_[at], 1);
+        __builtin_prefetch(&entries_[(at + 4) & mask()], 1);
+    }
+
     void insert(uint64_t hash, Handle handle) {
         if (4 * (count_ + 1) > 3 * entries_.size())
             resize(entries_.empty() ? kLeast : 2 * entries_.size());

@@ -93,6 +93,7 @@ template <class Give> void Tree::shrink(int64_t count, bool only_excess, Give gi
         Handle handle = ranking_.least();
         if (handle == kNone)
             break;
+        fetch_ahead(handle);
         Node &leaf = at(handle);
         int64_t size = num_tokens(leaf);
         int64_t least = count;

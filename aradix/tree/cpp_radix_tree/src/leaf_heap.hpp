@@ -25,6 +25,10 @@ public:
     bool contains(Handle leaf) const { return leaf < places_.size() && places_[leaf] != kNone; }
 
     Handle least() const { return entries_.empty() ? kNone : entries_.front().leaf; }
+    // Whether its least goes before a leaf of this rank that is not in it.
+    bool goes_before(Rank rank, uint64_t order) const {
+        return !entries_.empty() && entries_.front() < Entry{rank, order, kNone};
+    }
 
     void put(Handle leaf, Rank rank, uint64_t order) {
         Entry entry{rank, order, leaf};

@@ -94,6 +94,9 @@ protected:
     // Cut the first `size` bytes of a node off into a new parent, which is returned.
     Handle split(Handle tail, size_t size);
     void remove_leaf(Handle leaf, bool merge);
+    // Have the processor fetch what removing the leaves after a victim will touch: in a wide tree each of them lies
+    // somewhere else, and waiting for memory would be most of the work.
+    void fetch_ahead(Handle victim) const;
     void trim(Handle leaf, int64_t count);
     void prune(Handle root);
     void remove_root(Handle root, bool keep);

@@ -32,6 +32,8 @@ struct Node {
     Handle last_child = kNone;
     Handle next = kNone;  // sibling, or root
     Handle previous = kNone;
+    Handle sooner = kNone;  // evicted, in the list of leaves
+    Handle later = kNone;
     uint32_t num_children = 0;
     int64_t lock_ref = 0;
     int64_t last_access = 0;
@@ -51,7 +53,8 @@ struct Node {
     std::unique_ptr<Root> root;
     int gate = kOpen;
     bool detached = false;
-    bool filed = false;  // in the index of a user's policy
+    bool filed = false;   // in the index of a user's policy
+    bool listed = false;  // in the list of leaves
     bool timed = false;  // its priority is for a time
     uint32_t share = 0;  // that its tokens count to
 

@@ -1,4 +1,4 @@
-// Where each page of a pool is, and the stack of the free ones: the hot half of aradix.memory.pages.PageTable.
+// Where each page of a pool is, and the stack of the free ones: the twin of aradix.memory.page_table.PythonPageTable.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -73,7 +73,7 @@ struct Slots {
     size_t size;
 };
 
-// A new int64 array; `out` is where its values go. Never called for none: `Records::no_slots` is that.
+// A new int64 array; `out` is where its values go.
 nb::object new_slots(size_t size, int64_t *&out);
 
 // A frozenset of streams, a null reference if it is empty.

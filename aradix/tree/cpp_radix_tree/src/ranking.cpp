@@ -10,7 +10,7 @@ Ranking::Ranking(const Records &records, Arena<Node> &nodes, Shares &shares, Pol
                  UserPolicy user, size_t item_bytes, bool merges)
     : records_(records), nodes_(nodes), shares_(shares), policy_(policy), protected_from_(protected_from),
       user_(std::move(user)), item_bytes_(item_bytes), merges_(merges),
-      heaps_(shares.num_indexes(), LeafHeap(places_)) {}
+      heaps_(shares.num_indexes(), LeafHeap(places_)), lists_(shares.num_indexes()) {}
 
 Rank Ranking::rank(const Node &node) const {
     switch (policy_) {
@@ -56,7 +56,46 @@ void Ranking::file(Handle leaf) {
             failed(error);
         }
     }
+    if (ranks_by_time()) {
+        if (nodes_[leaf].listed)
+            unlist(leaf);
+        if (put_at_an_end(lists_[share], leaf)) {
+            heaps_[share].discard(leaf);
+            return;
+        }
+    }
     heaps_[share].put(leaf, rank(nodes_[leaf]), nodes_[leaf].order);
+}
+
+bool Ranking::goes_before(Handle first, Handle second) const {
+    const Node &one = nodes_[first], &other = nodes_[second];
+    int64_t difference = rank(one).major - rank(other).major;
+    return difference != 0 ? difference < 0 : one.order < other.order;
+}
+
+bool Ranking::put_at_an_end(List &list, Handle leaf) {
+    Node &node = nodes_[leaf];
+    if (list.first == kNone) {
+        list.first = list.last = leaf;
+    } else if (goes_before(list.last, leaf)) {
+        node.sooner = list.last;
+        list.last = nodes_[list.last].later = leaf;
+    } else if (goes_before(leaf, list.first)) {
+        node.later = list.first;
+        list.first = nodes_[list.first].sooner = leaf;
+    } else {
+        return false;
+    }
+    return node.listed = true;
+}
+
+void Ranking::unlist(Handle leaf) {
+    Node &node = nodes_[leaf];
+    List &list = lists_[node.share];
+    (node.sooner == kNone ? list.first : nodes_[node.sooner].later) = node.later;
+    (node.later == kNone ? list.last : nodes_[node.later].sooner) = node.sooner;
+    node.sooner = node.later = kNone;
+    node.listed = false;
 }
 
 void Ranking::discard(Handle leaf) {
@@ -64,7 +103,9 @@ void Ranking::discard(Handle leaf) {
         return;
     uint32_t share = nodes_[leaf].share;
     shares_.add_filed(share, -1);
-    if (policy_ != Policy::user) {
+    if (nodes_[leaf].listed) {
+        unlist(leaf);
+    } else if (policy_ != Policy::user) {
         heaps_[share].discard(leaf);
     } else {
         nodes_[leaf].filed = false;
@@ -92,7 +133,10 @@ Handle Ranking::least() {
             failed(error);
         }
     }
-    return heaps_[share].least();
+    Handle listed = lists_[share].first;
+    if (listed == kNone || heaps_[share].goes_before(rank(nodes_[listed]), nodes_[listed].order))
+        return heaps_[share].least();
+    return listed;
 }
 
 void Ranking::failed(nb::python_error &error) {

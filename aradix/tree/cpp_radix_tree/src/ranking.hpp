@@ -8,7 +8,7 @@
 
 namespace aradix {
 
-enum class Policy { lru, mru, fifo, filo, lfu, slru, priority, tenure, user };
+enum class Policy { lru, mru, fifo, filo, lfu, slru, priority, tenure, user };  // the first four rank by time alone
 
 // What a user's policy may look at: a copy, so that nothing it keeps or changes matters to the tree.
 struct NodeStats {
@@ -37,7 +37,8 @@ public:
     void file(Handle leaf);
     void discard(Handle leaf);
     bool is_filed(Handle leaf) const {
-        return policy_ == Policy::user ? nodes_[leaf].filed : heaps_[nodes_[leaf].share].contains(leaf);
+        const Node &node = nodes_[leaf];
+        return node.listed || (policy_ == Policy::user ? node.filed : heaps_[node.share].contains(leaf));
     }
     // The leaf to go first, which stays filed; kNone if there is none.
     Handle least();
@@ -61,6 +62,17 @@ private:
     nb::object user_index(uint32_t share) const { return user_.indexes[share]; }
     bool whole_history() const { return policy_ == Policy::user && user_.state.is_none(); }
 
+    // Leaves from the first to go to the last. Where a policy ranks by nothing but when a node was made or used, a leaf
+    // mostly goes to one of the ends when it is filed, and no heap is needed for it; the others stand in the heap.
+    struct List {
+        Handle first = kNone;
+        Handle last = kNone;
+    };
+    bool ranks_by_time() const { return policy_ <= Policy::filo; }
+    bool goes_before(Handle first, Handle second) const;
+    bool put_at_an_end(List &list, Handle leaf);
+    void unlist(Handle leaf);
+
     const Records &records_;
     Arena<Node> &nodes_;
     Shares &shares_;
@@ -71,6 +83,7 @@ private:
     bool merges_;
     Places places_;
     std::vector<LeafHeap> heaps_;  // one for each share
+    std::vector<List> lists_;      // as well
     int64_t stay_ = 0;
     nb::object failure_;
 };

@@ -118,11 +118,11 @@ bool ShortCalls::grow(PyObject *hold_object, PyObject *num_tokens) {
     if (!growth.has_value())
         return false;
     num_held_.add(pool_.ptr(), growth->num_taken);
-    count_query(*hold);
     num_evicted_.add(leases_.ptr(), growth->num_evicted);
     tell_if_low();
     if (!growth->grew)
         return false;
+    count_query(*hold);
     take_turn();
     return true;
 }

@@ -26,6 +26,7 @@ public:
             pages[page] = static_cast<int32_t>(slots[page * page_size] / static_cast<int64_t>(page_size));
     }
 
+    void fetch() const { bytes_.fetch(); }
     bool is_wide() const { return wide_; }
 
     // Writes the slots of `count` tokens from token `first` on.

@@ -142,7 +142,6 @@ nb::object pack_tokens(nb::handle token_ids) {
         return pack_items(PySequence_Fast_ITEMS(ids), PySequence_Fast_GET_SIZE(ids));
     if (PyArray_CheckExact(ids))
         return pack_array(reinterpret_cast<PyArrayObject *>(ids));
-    // Bytes are no token ids here, though they are a buffer of integers.
     if (!PyObject_CheckBuffer(ids))
         return nb::none();
     View view(token_ids);

@@ -338,6 +338,8 @@ nb::object Tree::evict_below(int64_t node_id) {
     for (size_t index = found.size(); index-- > 1;) {
         Node &leaf = at(found[index]);
         append_to(freed, freed_record(slots_copy(leaf, 0), leaf.streams));
+        if (shares_)
+            shares_.at(leaf.share).evicted += num_tokens(leaf);
         record_removed(leaf, 0);
         remove_leaf(found[index], false);
     }
