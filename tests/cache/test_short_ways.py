@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from aradix import CacheInitParams, RadixCache, RadixKey, SlotAllocator
 from aradix.errors import AradixError
 from aradix.tree import cpp_core_error
+from tests.tree.test_tenure import loyal
 
 pytestmark = pytest.mark.skipif(cpp_core_error() is not None, reason="needs the compiled core")
 
@@ -22,11 +23,26 @@ NUM_PAGES = 12
 class Way:
     """A cache, its leases by name, and what each act answered."""
 
-    def __init__(self, page_size: int, evict_unit: Any, short_steps: bool, short_methods: bool) -> None:
+    def __init__(
+        self,
+        page_size: int,
+        evict_unit: Any,
+        short_steps: bool,
+        short_methods: bool,
+        *,
+        num_pages: int = NUM_PAGES,
+        policy: str = "lru",
+    ) -> None:
         self._short_methods = short_methods
-        allocator = SlotAllocator(NUM_PAGES * page_size, page_size)
+        allocator = SlotAllocator(num_pages * page_size, page_size)
         params = CacheInitParams(
-            allocator, page_size, low_watermark=0, high_watermark=0, evict_unit=evict_unit, tree_core="cpp"
+            allocator,
+            page_size,
+            eviction_policy=policy,
+            low_watermark=0,
+            high_watermark=0,
+            evict_unit=evict_unit,
+            tree_core="cpp",
         )
         self.cache = RadixCache(params)
         assert self.cache._leases.takes_short_ways
@@ -137,5 +153,32 @@ def test_all_ways_come_to_the_same(page_size: int, evict_unit: str, acts: list[t
                 way.cache.check()
             state, *others = [way.state() for way in ways]
             assert others == [state] * len(others)
+
+    anyio.run(main)
+
+
+def test_the_policy_that_learns_hears_of_the_same_uses_on_all_ways() -> None:
+    async def main() -> None:
+        ways = [
+            Way(4, "page", short_steps, short_methods, num_pages=100, policy="tenure")
+            for short_steps, short_methods in ((False, False), (True, False), (True, True))
+        ]
+        stays = set()
+        async with ways[0].cache, ways[1].cache, ways[2].cache:
+            for number, prompt in enumerate(loyal(0, 900)):
+                for way in ways:
+                    num_matched, _ = await way.act("open", prompt, None, True, False)
+                    await way.act("grow", 0, len(prompt) - num_matched)
+                    await way.act("commit_known", 0, len(prompt))
+                    await way.act("leave", 0)
+                stay, *others = [way.cache._core.stay for way in ways]
+                assert others == [stay] * len(others)
+                stays.add(stay)
+                if number % 100 == 99:
+                    shown = [(way.state(), [view.state for view in way.cache._core.walk()]) for way in ways]
+                    assert shown[1:] == shown[:1] * 2
+            for way in ways:
+                way.cache.check()
+        assert len(stays) > 1
 
     anyio.run(main)

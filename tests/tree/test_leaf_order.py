@@ -12,7 +12,7 @@ from aradix.tree import cpp_core_error, make_core
 
 pytestmark = pytest.mark.skipif(cpp_core_error() is not None, reason="needs the compiled core")
 
-POLICIES = ("lru", "mru", "fifo", "filo", "lfu", "slru", "priority")
+POLICIES = ("lru", "mru", "fifo", "filo", "lfu", "slru", "priority", "tenure")
 NUM_STEPS = 300
 
 

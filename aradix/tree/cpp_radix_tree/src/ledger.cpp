@@ -445,7 +445,7 @@ bool Ledger::try_merge(Handle parent_handle) {
     return true;
 }
 
-// ---- slots and events ----
+// ---- slots ----
 
 nb::object Ledger::slots_copy(const Node &node, int64_t first) const {
     int64_t count = num_tokens(node) - first;
@@ -460,47 +460,6 @@ nb::object Ledger::slots_copy(const Node &node, int64_t first) const {
 nb::object Ledger::freed_record(const nb::object &slots, const nb::object &streams) const {
     return records_.make(records_.freed, slots, streams.is_valid() ? streams : records_.no_streams,
                          records_.no_slots);
-}
-
-void Ledger::record_stored(Handle handle) {
-    Node &leaf = at(handle);
-    const Node &parent = at(leaf.parent);
-    Handle root = leaf.parent;
-    while (at(root).parent != kNone)
-        root = at(root).parent;
-    const std::vector<uint8_t> &digest = at(root).root->digest;
-    const uint8_t *previous = digest.data();
-    size_t previous_size = digest.size();
-    nb::object parent_hash = nb::none();
-    if (!parent.hashes.empty()) {
-        previous = parent.hashes.back().data();
-        previous_size = parent.hashes.back().size();
-        parent_hash = bytes_of(previous, previous_size);
-    }
-    extend_hash_chain(leaf.hashes, previous, previous_size, leaf.tokens.data(), leaf.tokens.size(), page_bytes_);
-    record(Stored{packed_digests(leaf.hashes, 0), std::move(parent_hash),
-                  event_tokens(leaf.tokens.data(), leaf.tokens.size(), item_bytes_), at(root).root->name_space});
-}
-
-void Ledger::record_removed(const Node &node, size_t first_page) {
-    if (!records_events_ || node.hashes.empty())
-        return;
-    record(Removed{packed_digests(node.hashes, first_page)});
-}
-
-void Ledger::record_cleared() {
-    if (records_events_)
-        record(Cleared{});
-}
-
-void Ledger::record(Event event) {
-    events_.push_back(std::move(event));
-    if (events_.size() != 1 || !on_event.is_valid())
-        return;
-    nb::object listener = on_event;
-    nb::object told = nb::steal(PyObject_CallNoArgs(listener.ptr()));
-    if (!told.is_valid())
-        PyErr_WriteUnraisable(listener.ptr());  // the step goes on
 }
 
 }  // namespace aradix
