@@ -39,6 +39,10 @@ DECODE_STEP_TOKENS = 64
 """Output tokens allocated and committed at a time."""
 
 
+_PATIENCE_S = 60.0
+"""How long a replay waits for its page store."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySetup:
     """One run: the cache, and how it is driven.
@@ -75,7 +79,9 @@ class ReplaySetup:
                 "kv_pool": kv_pool,
                 "host": HostKVPool(self.num_host_pages * self.page_size, self.page_size, kv_pool),
                 "write_policy": self.write_policy,
-                "storage": None if self.storage is None else FileStore(self.storage),
+                # A replay shows what a store holds, not how fast this machine's disk is today.
+                "storage": None if self.storage is None else FileStore(self.storage, timeout_s=_PATIENCE_S),
+                "prefetch_timeout_s": _PATIENCE_S,
                 "model_id": "replay",
             }
         return CacheInitParams(
