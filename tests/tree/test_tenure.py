@@ -10,7 +10,7 @@ import pytest
 
 from aradix.keys import Namespace, RadixKey
 from aradix.policies import Tenure, use_class, use_credit
-from aradix.tree import make_core
+from aradix.tree import make_core, make_tiered_core
 from aradix.tree.audit import audit_tree
 from aradix.tree.protocol import NodeView, TreeCore
 from aradix.tree.reuse import page_prints
@@ -186,3 +186,18 @@ def test_the_name_of_a_path_is_the_sum_of_its_pages_wherever_it_is_cut() -> None
 def test_a_class_is_a_half_doubling() -> None:
     assert [use_class(uses) for uses in (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)] == [0, 1, 2, 3, 3, 4, 4, 5, 6, 7]
     assert [use_credit(use_class(uses)) for uses in (1, 2, 4, 8, 16, 256, 10**9)] == [0, 2, 4, 6, 8, 16, 16]
+
+
+def test_room_made_by_writing_back_says_how_much_fits_and_what_left_both_tiers_is_remembered() -> None:
+    core = make_tiered_core("python", policy="tenure", page_size=PAGE)
+    prompt = pages(1, 2, 3)
+    core.insert(RadixKey(prompt), np.arange(12))
+    core.record_hit(core.match(RadixKey(prompt)).node_id)
+    (job,) = core.write_back(12).jobs
+    core.end_store(job.job_id, np.arange(12))
+    assert sum(len(freed.slots) for freed in core.write_back(12).freed) == 12
+    assert [view.state[0] for view in core.walk() if view.parent_id] == [1]
+    assert sum(len(freed.host_slots) for freed in core.evict_host(12)) == 12
+    core.insert(RadixKey(prompt), np.arange(12))
+    assert [view.state[0] for view in core.walk() if view.parent_id] == [2]  # the third use
+    assert audit_tree(core, {}).problems == []
