@@ -35,7 +35,7 @@ class Turns:
 
     Args:
         book: knows who holds what.
-        num_waiters: asks the cache how many wait for slots.
+        num_waiters: asks the cache how many wait for slots; -1 where that may be others than the calls known here.
     """
 
     def __init__(self, book: Book, num_waiters: Callable[[], int]) -> None:
