@@ -33,7 +33,12 @@ def _await_frames(awaitable: Any) -> Iterator[FrameType]:
                 awaitable = getattr(awaitable, inner)
                 break
         else:
-            if type(awaitable).__name__ not in {"async_generator_asend", "async_generator_athrow", "coroutine_wrapper"}:
+            if type(awaitable).__name__ not in {
+                "async_generator_asend",
+                "async_generator_athrow",
+                "coroutine_wrapper",
+                "ShortCoroutine",
+            }:
                 return
             awaitable = next(
                 (
