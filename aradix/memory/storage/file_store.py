@@ -123,13 +123,14 @@ class _FileBackend:
     def _put(self, name: str, frame: bytes, when_ns: int) -> bool:
         path = self._pages / name
         if _size(path) == len(frame):
-            os.utime(path, ns=(when_ns, when_ns))
-            return True
+            with suppress(FileNotFoundError):  # another process took it away just now
+                os.utime(path, ns=(when_ns, when_ns))
+                return True
         for last in (False, True):
             try:
                 return self._write(path, frame, when_ns)
             except FileNotFoundError:
-                if last:  # once it is another process that cleared the folder, or swept before the lock was there
+                if last:  # once it is another process that swept before the lock was there
                     raise
             except OSError as error:
                 if error.errno not in _NO_ROOM:
@@ -152,8 +153,8 @@ class _FileBackend:
                 while view:
                     view = view[file.write(view) :]
                 os.utime(file.fileno(), ns=(when_ns, when_ns))
-                path.parent.mkdir(parents=True, exist_ok=True)
                 with self._usage() as usage:
+                    path.parent.mkdir(parents=True, exist_ok=True)  # under the lock, or a clear may take it away again
                     usage.bytes -= _size(path) or 0
                     os.replace(new, path)
                 return True

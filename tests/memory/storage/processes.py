@@ -65,7 +65,7 @@ async def found(store: PageStore, *numbers: int, space: PageSpace = SPACE) -> li
 
 def put_in(folder: Path, *numbers: int) -> None:
     """Stores pages."""
-    assert anyio.run(put, FileStore(folder), *numbers) == [True] * len(numbers)
+    assert anyio.run(put, FileStore(folder, timeout_s=60), *numbers) == [True] * len(numbers)
 
 
 class _Killed(_FileBackend):
@@ -82,7 +82,7 @@ class _Killed(_FileBackend):
 
 def put_and_be_killed(folder: Path, steps: int, *numbers: int) -> None:
     """Stores pages, and does not come far."""
-    store = FileStore(folder)
+    store = FileStore(folder, timeout_s=60)
     backend = _Killed(folder, 20 * FRAME_BYTES)
     backend.steps = steps
     store._backend = backend
@@ -117,7 +117,7 @@ def use_at_random(folder: Path, seed: int) -> None:
             if rng.random() < 0.03:
                 assert await store.clear(SPACE)
         stats = store.stats()
-        assert (stats.corrupt, stats.failed_calls, stats.is_reachable) == (0, 0, True)
+        assert (stats.corrupt, stats.failed_calls, stats.is_reachable) == (0, 0, True), (stats, store.take_faults())
         assert stats.hits
 
     anyio.run(main)
