@@ -13,7 +13,9 @@ from aradix.adapters.transformers import LeaseCache
 from aradix.memory.kv_pool import MHAKVPool
 from tests.adapters.generation import Computed
 from tests.support.caches import opened
-from tests.support.smollm2 import SmolLM2
+from tests.support.smollm2 import SmolLM2, needs_smollm2
+
+pytestmark = needs_smollm2
 
 NUM_NEW = 3
 STORY = "The old man went to the river and said to the boy : The capital of France is"

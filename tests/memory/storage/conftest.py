@@ -14,7 +14,7 @@ from aradix.memory.storage.mooncake_store import MooncakeStore
 from aradix.memory.storage.protocol import PageSpace
 from aradix.memory.storage.store import BackedStore
 from aradix.memory.storage.valkey_store import ValkeyStore
-from tests.memory.storage.servers import mooncake_master, valkey_server
+from tests.memory.storage.servers import mooncake_master, needs_mooncake_master, needs_valkey, valkey_server
 
 MIB = 1 << 20
 
@@ -41,7 +41,13 @@ def joined_store(mooncake_address: str) -> Iterator[MooncakeStore]:
     anyio.run(store.aclose)
 
 
-@pytest.fixture(params=["file", "valkey", "mooncake"])
+@pytest.fixture(
+    params=[
+        "file",
+        pytest.param("valkey", marks=needs_valkey),
+        pytest.param("mooncake", marks=needs_mooncake_master),
+    ]
+)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BackedStore]:
     """Each store in turn, slow only where it hangs."""
     if request.param == "mooncake":

@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import os
-import select
 import shutil
 import socket
 import subprocess
 import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-__all__ = ["free_port", "mooncake_master", "valkey_server"]
+__all__ = ["free_port", "mooncake_master", "needs_mooncake", "needs_mooncake_master", "needs_valkey", "valkey_server"]
+
+
+def _has_mooncake() -> bool:
+    try:
+        import_module("mooncake.store")
+    except ImportError:  # not installed, or a library that it loads is not there
+        return False
+    return True
+
+
+_VALKEY = shutil.which("valkey-server") or shutil.which("redis-server")
+_MASTER = shutil.which("mooncake_master", path=sysconfig.get_path("scripts"))
+needs_valkey = pytest.mark.skipif(_VALKEY is None, reason="needs redis-server")
+needs_mooncake = pytest.mark.skipif(not _has_mooncake(), reason="needs the extra mooncake and libibverbs1")
+needs_mooncake_master = pytest.mark.skipif(
+    _MASTER is None or not _has_mooncake(), reason="needs the extra mooncake, with its master, and libibverbs1"
+)
 
 
 def free_port() -> int:
@@ -27,26 +44,21 @@ def free_port() -> int:
 
 @contextmanager
 def valkey_server(folder: Path, *options: str, port: int | None = None) -> Iterator[str]:
-    """A server that keeps nothing on disk; its url. Skips where there is none to start."""
-    program = shutil.which("valkey-server") or shutil.which("redis-server")
-    if program is None:
-        pytest.skip("needs redis-server")
+    """A server that keeps nothing on disk; its url."""
+    assert _VALKEY is not None
     port = free_port() if port is None else port
-    command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder), *options]
+    command = [_VALKEY, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder), *options]
     with _running(command, "Ready to accept connections"):
         yield f"valkey://127.0.0.1:{port}/0"
 
 
 @contextmanager
 def mooncake_master(*options: str, port: int | None = None) -> Iterator[str]:
-    """A master; its address. Skips where there is none to start."""
-    pytest.importorskip("mooncake.store", reason="needs the extra mooncake and libibverbs1", exc_type=ImportError)
-    program = shutil.which("mooncake_master", path=sysconfig.get_path("scripts"))
-    if program is None:
-        pytest.skip("needs mooncake_master")
+    """A master; its address."""
+    assert _MASTER is not None
     port = free_port() if port is None else port
     command = [
-        program,
+        _MASTER,
         f"--rpc_port={port}",
         f"--metrics_port={free_port()}",
         "--rpc_address=127.0.0.1",
@@ -61,7 +73,7 @@ def mooncake_master(*options: str, port: int | None = None) -> Iterator[str]:
             with suppress(ConnectionRefusedError):
                 socket.create_connection(("127.0.0.1", port)).close()
                 break
-            select.select([], [], [], 0.01)
+            os.sched_yield()
         yield f"127.0.0.1:{port}"
 
 

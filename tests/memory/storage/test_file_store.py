@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
-import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from tests.memory.storage.processes import (
     put_what_is_too_large,
     use_at_random,
 )
+from tests.memory.storage.small_disk import CountedDisk, mounted
 
 
 def run(target: Callable[..., None], *arguments: object, code: int = 0) -> None:
@@ -210,19 +211,16 @@ def test_two_processes_share_a_store(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A file system of 64 KiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("needs the right to mount a small file system")
-    try:
+    with mounted(folder) as is_real:
+        if not is_real:
+            disk = CountedDisk(folder)
+            monkeypatch.setattr("aradix.memory.storage.file_store.open", disk.open, raising=False)
+            monkeypatch.setattr(sys.modules[__name__], "open", disk.open, raising=False)
         yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
 
 
 @pytest.mark.anyio

@@ -10,13 +10,14 @@ from aradix.errors import ConfigError
 from aradix.memory.storage.mooncake_store import MooncakeStore
 from aradix.memory.storage.protocol import PageSpace
 from tests.memory.storage.processes import PROCESSES, lose_master
-from tests.memory.storage.servers import free_port, mooncake_master
+from tests.memory.storage.servers import free_port, mooncake_master, needs_mooncake, needs_mooncake_master
 
 HASHES = [bytes([i]) * 32 for i in range(8)]
 PAGES = [bytes([i + 1]) * 100 for i in range(8)]
 MIB = 1 << 20
 
 
+@needs_mooncake_master
 @pytest.mark.anyio
 async def test_what_was_just_read_is_not_deleted_while_its_lease_runs(
     joined_store: MooncakeStore, space: PageSpace
@@ -30,6 +31,7 @@ async def test_what_was_just_read_is_not_deleted_while_its_lease_runs(
     assert await joined_store.get(space, HASHES[:3]) == [None] * 3
 
 
+@needs_mooncake_master
 @pytest.mark.anyio
 async def test_a_page_that_does_not_fit_is_refused_and_the_others_are_stored(
     joined_store: MooncakeStore, space: PageSpace
@@ -41,6 +43,7 @@ async def test_a_page_that_does_not_fit_is_refused_and_the_others_are_stored(
     assert await joined_store.get(space, HASHES[:3]) == [PAGES[0], None, PAGES[2]]
 
 
+@needs_mooncake_master
 @pytest.mark.anyio
 async def test_a_member_that_lends_nothing_finds_the_pages_of_the_others(
     joined_store: MooncakeStore, mooncake_address: str, space: PageSpace
@@ -53,9 +56,9 @@ async def test_a_member_that_lends_nothing_finds_the_pages_of_the_others(
     assert await joined_store.get(space._replace(model_id="guest"), HASHES) == PAGES
 
 
+@needs_mooncake
 @pytest.mark.anyio
 async def test_a_master_that_is_not_there_slows_nobody(space: PageSpace, caplog: pytest.LogCaptureFixture) -> None:
-    pytest.importorskip("mooncake.store", reason="needs the extra mooncake and libibverbs1", exc_type=ImportError)
     store = MooncakeStore(f"127.0.0.1:{free_port()}", timeout_s=60)
     for _ in range(20):
         assert await store.put(space, HASHES, PAGES) == [False] * 8
@@ -66,6 +69,7 @@ async def test_a_master_that_is_not_there_slows_nobody(space: PageSpace, caplog:
     await store.aclose()
 
 
+@needs_mooncake_master
 def test_a_master_that_went_away_is_a_store_that_does_not_answer() -> None:
     here, there = PROCESSES.Pipe()
     with mooncake_master() as address:
@@ -78,8 +82,8 @@ def test_a_master_that_went_away_is_a_store_that_does_not_answer() -> None:
     assert process.exitcode == 0
 
 
+@needs_mooncake
 @pytest.mark.parametrize("master", ["127.0.0.1", "127.0.0.1:", ":50051", "host:port", ""])
 def test_an_address_that_is_none_is_refused(master: str) -> None:
-    pytest.importorskip("mooncake.store", reason="needs the extra mooncake and libibverbs1", exc_type=ImportError)
     with pytest.raises(ConfigError, match="host:port"):
         MooncakeStore(master)

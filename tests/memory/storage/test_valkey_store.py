@@ -12,12 +12,13 @@ from aradix.errors import ConfigError
 from aradix.keys import Namespace
 from aradix.memory.storage.protocol import PageSpace
 from aradix.memory.storage.valkey_store import ValkeyStore
-from tests.memory.storage.servers import free_port, valkey_server
+from tests.memory.storage.servers import free_port, needs_valkey, valkey_server
 
 HASHES = [bytes([i]) * 32 for i in range(8)]
 PAGES = [bytes([i]) * 100 for i in range(8)]
 
 
+@needs_valkey
 @pytest.mark.anyio
 async def test_a_server_that_is_not_there_slows_nobody_and_is_found_when_it_comes(
     tmp_path: Path, space: PageSpace, caplog: pytest.LogCaptureFixture
@@ -43,6 +44,7 @@ async def test_a_server_that_is_not_there_slows_nobody_and_is_found_when_it_come
     await store.aclose()
 
 
+@needs_valkey
 @pytest.mark.anyio
 async def test_a_full_server_refuses_pages_and_is_still_read(tmp_path: Path, space: PageSpace) -> None:
     with valkey_server(tmp_path, "--maxmemory", "8mb", "--maxmemory-policy", "noeviction") as url:
@@ -60,6 +62,7 @@ async def test_a_full_server_refuses_pages_and_is_still_read(tmp_path: Path, spa
         await store.aclose()
 
 
+@needs_valkey
 @pytest.mark.anyio
 async def test_a_clear_touches_only_its_own_keys(valkey_url: str, space: PageSpace) -> None:
     """Many keys, so that the server is asked more than once."""
@@ -82,6 +85,7 @@ async def test_a_clear_touches_only_its_own_keys(valkey_url: str, space: PageSpa
         await each.aclose()
 
 
+@needs_valkey
 @pytest.mark.anyio
 async def test_a_value_of_another_kind_under_the_name_of_a_page_is_a_miss(valkey_url: str, space: PageSpace) -> None:
     import valkey
