@@ -123,7 +123,7 @@ class AsyncEngine:
         self._home = Home()
         self._task_group = anyio.create_task_group()
         await self._task_group.__aenter__()
-        self._task_group.start_soon(self._scheduler.run)
+        self._scheduler.start(self._task_group)
         self._is_open = True
         return self
 
@@ -233,7 +233,8 @@ class AsyncEngine:
     def _check_load(self) -> None:
         scheduler = self._scheduler
         num_waiting = len(scheduler.waiting)
-        if self._max_waiting is None or scheduler.has_free_seats or num_waiting < self._max_waiting:
+        # Who gets a seat at once does not wait.
+        if self._max_waiting is None or num_waiting < max(self._max_waiting, int(scheduler.has_free_seats)):
             return
         # As long as it takes until one of the places in the queue is free, if the requests go on as they did so far.
         retry_after = max(1.0, scheduler.mean_seconds / self._max_batch_size)
