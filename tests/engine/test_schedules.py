@@ -3,46 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
 import pytest
-from anyio.lowlevel import checkpoint
 
 from aradix import ChunkCache, RadixCache
 from aradix.engine import AsyncEngine, EngineStats, SamplingParams
 from stress.schedules import run
 from tests.engine.hash_runner import HashRunner, expected
-from tests.support.caches import idle_sum
+from tests.engine.workplace import working
 
 MAX_NEW = 8
-
-
-@asynccontextmanager
-async def working(
-    runner: HashRunner, num_slots: int, page_size: int, cache_class: type[RadixCache] = RadixCache, **options: Any
-) -> AsyncIterator[tuple[RadixCache, AsyncEngine]]:
-    """An engine that has nothing to do at the end, whatever its requests went through."""
-    params = runner.cache_params(num_slots, page_size)
-    async with cache_class(params) as cache:
-        async with AsyncEngine(cache, runner, **options) as engine:
-            await checkpoint()
-            num_tasks = len(anyio.get_running_tasks())
-            yield cache, engine
-            await engine.drain()
-            await anyio.sleep(10)  # the step of whoever was the last to vanish
-            assert len(anyio.get_running_tasks()) == num_tasks
-            assert (engine.num_running, engine.num_waiting) == (0, 0)
-            cache.check()
-        stats = cache.stats()
-        assert (stats.num_leases, stats.num_slot_waiters, stats.protected, stats.leased) == (0, 0, 0, 0)
-        assert idle_sum(cache) == num_slots
-    cache.check()
-    params.allocator.check()
-    params.allocator.reclaim()
-    assert params.allocator.available_size() == num_slots
 
 
 class Visitors:
