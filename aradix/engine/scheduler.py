@@ -52,9 +52,12 @@ class Scheduler:
         runner: computes the steps.
         max_batch_size: requests that have a seat at a time, and so a lease.
         chunk_tokens: the most tokens of prompts in a step.
+        join: whether a request waits for what another one is computing.
     """
 
-    def __init__(self, cache: RadixCache, runner: ModelRunner, max_batch_size: int, chunk_tokens: int) -> None:
+    def __init__(
+        self, cache: RadixCache, runner: ModelRunner, max_batch_size: int, chunk_tokens: int, join: bool
+    ) -> None:
         self.waiting: list[Request] = []
         """In the order in which they get a seat."""
         self.seated: list[Request] = []
@@ -76,6 +79,7 @@ class Scheduler:
         self._page_size = cache._params.page_size
         self._max_batch_size = max_batch_size
         self._chunk_tokens = chunk_tokens
+        self._join = join
         self._wake = Pulse()
         self._tasks: TaskGroup | None = None
 
@@ -123,6 +127,7 @@ class Scheduler:
                     priority=request.priority,
                     resume=request.was_admitted,
                     stream=self._runner.stream,
+                    join=self._join,
                 )
             except Exception as error:
                 request.fail(error)

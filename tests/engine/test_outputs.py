@@ -131,9 +131,10 @@ def test_there_are_fifty_prompts_which_share_much() -> None:
 
 
 @ONE_LOOP
+@pytest.mark.parametrize("join", [False, True])
 @pytest.mark.parametrize("max_batch_size", range(1, 9))
-async def test_batches_of_any_size_say_what_each_says_alone(max_batch_size: int) -> None:
-    async with serving(max_batch_size=max_batch_size, chunk_tokens=16) as (_, engine):
+async def test_batches_of_any_size_say_what_each_says_alone(max_batch_size: int, join: bool) -> None:
+    async with serving(max_batch_size=max_batch_size, chunk_tokens=16, join=join) as (_, engine):
         stats = await have_all(engine)
     assert stats.prefill_tokens + stats.cached_tokens == num_tokens()
     assert stats.cached_tokens > num_tokens() / 2
@@ -152,9 +153,11 @@ async def test_without_a_cache_they_say_the_same_and_compute_it_all() -> None:
 
 
 @TWO_LOOPS
-async def test_in_a_pool_for_two_they_are_evicted_and_retracted_and_say_the_same() -> None:
+@pytest.mark.parametrize("join", [False, True])
+async def test_in_a_pool_for_two_they_are_evicted_and_retracted_and_say_the_same(join: bool) -> None:
     longest = max(map(len, right())) + NUM_NEW
-    async with serving(num_slots=longest // PAGE_SIZE * PAGE_SIZE + 8 * PAGE_SIZE, max_batch_size=8) as (cache, engine):
+    num_slots = longest // PAGE_SIZE * PAGE_SIZE + 8 * PAGE_SIZE
+    async with serving(num_slots=num_slots, max_batch_size=8, join=join) as (cache, engine):
         stats = await have_all(engine)
         assert cache.stats().evicted > 200
     assert stats.retractions > 0

@@ -122,10 +122,10 @@ async def test_long_prompts_come_in_chunks_and_hold_up_nobody_who_decodes() -> N
 async def test_a_batch_is_no_larger_than_it_may_be() -> None:
     runner = HashRunner()
     async with working(runner, num_slots=256, max_batch_size=3) as (_, engine):
-        answers = [engine.generate([*OTHER, i], new(3)) for i in range(7)]
+        answers = [engine.generate([i, *OTHER], new(3)) for i in range(7)]
         assert (engine.num_running, engine.num_waiting) == (3, 4)
         for i, answer in enumerate(answers):
-            assert await read(answer) == expected([*OTHER, i], 3)
+            assert await read(answer) == expected([i, *OTHER], 3)
     assert max(map(len, runner.batches)) == 3
     # Nobody waits for the others' end: who leaves is followed at once.
     assert len(runner.batches) == 9
@@ -146,6 +146,54 @@ async def test_the_next_step_is_prepared_while_one_runs() -> None:
         assert await read(answer) == expected(PROMPT, 3)
         assert await read(other) == expected(OTHER, 1)
     assert runner.batches == [[20], [1, 10], [1]]
+
+
+# ---- together
+
+
+@on_both_loops
+async def test_of_many_who_come_together_one_computes_what_they_share() -> None:
+    for join, num_computed in ((True, 20 + 4), (False, 5 * 21)):
+        runner = HashRunner()
+        async with working(runner, num_slots=256, chunk_tokens=8, join=join) as (cache, engine):
+            answers = [engine.generate([*PROMPT, i], new(3)) for i in range(5)]
+            await anyio.sleep(0.5)  # virtual: in the first step
+            assert cache.stats().num_leases == (1 if join else 5)
+            for i, answer in enumerate(answers):
+                assert await read(answer) == expected([*PROMPT, i], 3)
+            assert engine.stats().prefill_tokens == num_computed + join
+            assert [answer.num_cached_tokens for answer in answers] == ([0, 20, 20, 20, 20] if join else [0] * 5)
+            assert engine.stats().retractions == 0
+
+
+@on_both_loops
+async def test_who_waits_for_another_goes_on_where_that_one_ends() -> None:
+    def fail(chunks: Sequence[Chunk]) -> Exception | None:
+        return RuntimeError("out of luck") if len(runner.batches) == 2 and not vanishes else None
+
+    for vanishes in (True, False):
+        runner = HashRunner(fail=fail)
+        async with working(runner, num_slots=256, chunk_tokens=8) as (_, engine):
+            leader, *others = (engine.generate([*PROMPT, i], new(3)) for i in range(4))
+            await anyio.sleep(1.5)  # virtual: 8 tokens are published, and 8 on their way
+            if vanishes:
+                leader.abort()
+            for i, answer in enumerate(others, start=1):
+                assert await read(answer) == expected([*PROMPT, i], 3)
+            assert (leader.finish_reason, engine.stats().failed) == (("abort", 0) if vanishes else (None, 1))
+            assert [answer.num_cached_tokens for answer in others] == [8, 20, 20]
+
+
+@on_both_loops
+async def test_nobody_gives_way_for_one_who_waits_for_what_he_computes() -> None:
+    async with working(HashRunner(), num_slots=256, chunk_tokens=8) as (_, engine):
+        slow = engine.generate([*PROMPT, 1], new(2), priority=0)
+        await anyio.sleep(0.5)  # virtual
+        urgent = engine.generate([*PROMPT, 2], new(2), priority=1)
+        assert await read(urgent) == expected([*PROMPT, 2], 2)
+        assert await read(slow) == expected([*PROMPT, 1], 2)
+        assert urgent.num_cached_tokens == 20
+        assert engine.stats().retractions == 0
 
 
 # ---- giving way
@@ -370,6 +418,7 @@ def test_a_set_up_that_cannot_work_is_refused() -> None:
         ({"max_batch_size": 0}, "max_batch_size"),
         ({"chunk_tokens": True}, "chunk_tokens"),
         ({"max_waiting": -1}, "max_waiting"),
+        ({"join": 1}, "join"),
     ):
         with pytest.raises(ConfigError, match=message):
             AsyncEngine(cache, runner, **options)

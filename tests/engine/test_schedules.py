@@ -68,7 +68,11 @@ class Visitors:
 async def visited(seed: int, page_size: int, num_slots: int, cache_class: type[RadixCache]) -> EngineStats:
     durations = random.Random(seed)
     runner = HashRunner(lambda: durations.choice((0.001, 0.1, 1.0)))
-    options = {"max_batch_size": durations.choice((1, 2, 5, 8)), "chunk_tokens": durations.choice((3, 8, 512))}
+    options: dict[str, Any] = {
+        "max_batch_size": durations.choice((1, 2, 5, 8)),
+        "chunk_tokens": durations.choice((3, 8, 512)),
+    }
+    options["join"] = bool(seed % 3)
     async with working(runner, num_slots, page_size, cache_class, **options) as (_, engine):
         visitors = Visitors(engine, seed, num_slots)
         await visitors.all(24)
