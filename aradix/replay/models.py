@@ -47,7 +47,7 @@ MODELS: dict[str, ModelShape] = {
     "Qwen3-32B": ModelShape(64, 8, 128),
     "Qwen3-30B-A3B": ModelShape(48, 4, 128),
     "Qwen3-235B-A22B": ModelShape(94, 4, 128),
-    "Mistral-7B": ModelShape(32, 8, 128),
+    "Mistral-7B-v0.3": ModelShape(32, 8, 128),
     "Mixtral-8x7B": ModelShape(32, 8, 128),
     "DeepSeek-V3": ModelShape(61, 0, 0, 512 + 64),
     "SmolLM2-135M": ModelShape(30, 3, 64),

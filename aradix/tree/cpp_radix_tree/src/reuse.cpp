@@ -76,8 +76,8 @@ void ReuseRecord::hit(Node &node, int64_t num_hits, int64_t tick) {
     fast_[kRungs] += num_tokens * kWhole;
     int64_t epoch = epoch_of(last_use);
     if (last_use >= horizon_)
-        table_[before][place(epoch)] -= num_tokens;
-    table_[after][place(epoch_)] += num_tokens;
+        table_[place(epoch)][before] -= num_tokens;
+    table_[place(epoch_)][after] += num_tokens;
     // What `score` and two times `add` would do, in one go.
     for (int rung = 0; rung < kRungs; ++rung) {
         int64_t cut = cuts_[rung], from = last_use >= horizon_ ? level(before, epoch, rung) : cut - 2;
@@ -224,7 +224,7 @@ void ReuseRecord::add(int64_t num_tokens, int of_uses, int64_t last_use) {
     if (last_use < horizon_)
         return;
     int64_t epoch = epoch_of(last_use);
-    table_[of_uses][place(epoch)] += num_tokens;
+    table_[place(epoch)][of_uses] += num_tokens;
     for (int rung = 0; rung < kRungs; ++rung)
         if (level(of_uses, epoch, rung) >= cuts_[rung])
             held_[rung] += num_tokens;
@@ -236,7 +236,7 @@ int64_t ReuseRecord::tokens_at(int64_t wanted, int rung) const {
         int64_t twice = wanted - stay_of(rung) * use_credit(of_uses);
         int64_t epoch = twice >> 1;
         if ((twice & 1) == 0 && epoch_ - kEpochs < epoch && epoch <= epoch_)
-            total += table_[of_uses][place(epoch)];
+            total += table_[place(epoch)][of_uses];
     }
     return total;
 }
@@ -245,7 +245,7 @@ void ReuseRecord::clear_oldest() {
     int64_t epoch = epoch_ - kEpochs;
     horizon_ = std::max(horizon_, (epoch + 1) * (int64_t{1} << shift_));
     for (int of_uses = 0; of_uses < kClasses; ++of_uses) {
-        int64_t num_tokens = std::exchange(table_[of_uses][place(epoch)], 0);
+        int64_t num_tokens = std::exchange(table_[place(epoch)][of_uses], 0);
         if (num_tokens == 0)
             continue;
         for (int rung = 0; rung < kRungs; ++rung)
@@ -273,7 +273,7 @@ void ReuseRecord::recount() {
     held_.fill(0);
     for (int of_uses = 0; of_uses < kClasses; ++of_uses)
         for (int64_t epoch = epoch_ - kEpochs + 1; epoch <= epoch_; ++epoch) {
-            int64_t num_tokens = table_[of_uses][place(epoch)];
+            int64_t num_tokens = table_[place(epoch)][of_uses];
             for (int rung = 0; num_tokens != 0 && rung < kRungs; ++rung)
                 if (level(of_uses, epoch, rung) >= cuts_[rung])
                     held_[rung] += num_tokens;
@@ -281,12 +281,11 @@ void ReuseRecord::recount() {
 }
 
 void ReuseRecord::widen() {
-    for (auto &counts : table_) {
-        std::array<int64_t, kEpochs> wider{};
-        for (int64_t epoch = epoch_ - kEpochs + 1; epoch <= epoch_; ++epoch)
-            wider[place(epoch >> 1)] += counts[place(epoch)];
-        counts = wider;
-    }
+    Table wider{};
+    for (int64_t epoch = epoch_ - kEpochs + 1; epoch <= epoch_; ++epoch)
+        for (int of_uses = 0; of_uses < kClasses; ++of_uses)
+            wider[place(epoch >> 1)][of_uses] += table_[place(epoch)][of_uses];
+    table_ = wider;
     epoch_ >>= 1;
     ++shift_;
     for (int64_t *of_rungs : {slow_.data(), fast_.data(), gains_.data(), squares_.data(), cuts_.data()})
@@ -304,16 +303,16 @@ void ReuseRecord::narrow(int64_t tick) {
     --shift_;
     epoch_ = epoch_of(tick);
     horizon_ = std::max(horizon_, (epoch_ - kEpochs + 1) * (int64_t{1} << shift_));
-    for (auto &counts : table_) {
-        std::array<int64_t, kEpochs> narrower{};
-        for (int64_t epoch = epoch_ - kEpochs + 1; epoch <= epoch_; ++epoch) {
-            if (epoch >> 1 <= wide_epoch - kEpochs)
-                continue;
-            int64_t num_tokens = counts[place(epoch >> 1)], half = floor_div(num_tokens, 2);
-            narrower[place(epoch)] = (epoch & 1) != 0 ? half : num_tokens - half;
+    Table narrower{};
+    for (int64_t epoch = epoch_ - kEpochs + 1; epoch <= epoch_; ++epoch) {
+        if (epoch >> 1 <= wide_epoch - kEpochs)
+            continue;
+        for (int of_uses = 0; of_uses < kClasses; ++of_uses) {
+            int64_t num_tokens = table_[place(epoch >> 1)][of_uses], half = floor_div(num_tokens, 2);
+            narrower[place(epoch)][of_uses] = (epoch & 1) != 0 ? half : num_tokens - half;
         }
-        counts = narrower;
     }
+    table_ = narrower;
     for (int64_t *of_rungs : {slow_.data(), fast_.data(), gains_.data(), squares_.data(), cuts_.data()})
         std::copy_backward(of_rungs + 1, of_rungs + kRungs - 1, of_rungs + kRungs);
     for (int64_t &cut : cuts_)

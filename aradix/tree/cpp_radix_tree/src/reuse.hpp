@@ -45,7 +45,8 @@ public:
 
 private:
     using Scores = std::array<int64_t, kRungs + 1>;
-    using Table = std::array<std::array<int64_t, kEpochs>, kClasses>;
+    // By epoch first: what a step uses was mostly used last in one step too, so its counts lie side by side.
+    using Table = std::array<std::array<int64_t, kClasses>, kEpochs>;
     struct Ghost {
         uint64_t key;
         int64_t num_tokens, uses, last_use;
