@@ -27,7 +27,9 @@ from tests.support.smollm2 import SmolLM2, needs_smollm2
 pytestmark = [needs_smollm2, pytest.mark.anyio]
 
 NUM_SLOTS = 64
-ASYNCIO, TRIO = ("asyncio", {}), ("trio", {})
+Backend = tuple[str, dict[str, Any]]
+ASYNCIO: Backend = ("asyncio", {})
+TRIO: Backend = ("trio", {})
 
 
 class Site:
