@@ -1,4 +1,4 @@
-"""Storage that is not there, or holds what it should not: a miss that is told, holds up nobody and is never wrong KV."""
+"""Storage that is not there, or holds what it should not: a miss that is told, slows nobody and is never wrong KV."""
 
 from __future__ import annotations
 
