@@ -194,7 +194,7 @@ async def test_another_process_finds_them_in_all_storages(
     for storage in (files, valkey, joined_store):
         async with opened(smollm2, "page_first", storage=storage, model_id="smollm2, restarted") as site:
             assert (await site.ask(story)).num_matched == 0
-            shape = (smollm2.num_layers, smollm2.num_kv_heads, smollm2.head_dim)
+            shape = (site.pool.num_layers, *site.pool.key_buffer[0].shape[1:])
     await files.aclose()
     await valkey.aclose()
     found = tmp_path / "found.pt"
