@@ -33,7 +33,8 @@ class ModelShape(NamedTuple):
 
 
 # From each model's published config.json: num_hidden_layers, num_key_value_heads, head_dim (or hidden_size over
-# num_attention_heads), and kv_lora_rank + qk_rope_head_dim. Only models whose layers all keep every token.
+# num_attention_heads), and kv_lora_rank + qk_rope_head_dim. Only models whose layers all keep every token (so
+# not Mistral-7B-v0.1, which has a window of 4,096).
 MODELS: dict[str, ModelShape] = {
     "Llama-3.1-8B": ModelShape(32, 8, 128),
     "Llama-3.1-70B": ModelShape(80, 8, 128),
