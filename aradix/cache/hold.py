@@ -18,16 +18,14 @@ import numpy as np
 
 from aradix.keys import RadixKey
 from aradix.params import NodeRef
-from aradix.tree.protocol import NOWHERE, Slots
+from aradix.tree.protocol import NO_SLOTS, NOWHERE, Slots
 
 try:
     from aradix import _native
 except ImportError:  # not compiled, or it does not load; `aradix.tree` says so
     _native = None  # type: ignore[assignment]
 
-__all__ = ["NO_SLOTS", "Hold", "hold_makers", "make_hold"]
-
-NO_SLOTS: Slots = np.empty(0, np.int64)
+__all__ = ["Hold", "hold_makers", "make_hold"]
 
 
 class _Shown:

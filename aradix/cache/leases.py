@@ -109,7 +109,7 @@ class Leases:
         self._core = core
         self._on_low = on_low
         self._calls = calls
-        self._low_slots = int(params.low_watermark * params.allocator.num_slots)
+        self.low_slots = int(params.low_watermark * params.allocator.num_slots)
         self._num_opened = 0
         self._has_timed_priorities = False
 
@@ -390,7 +390,7 @@ class Leases:
         pressure = self.pressure
         if pressure.growth or pressure.admission or self.gates.standing:
             pressure.changed()
-        if self._low_slots:
+        if self.low_slots:
             self.after_take()
 
     def settle(self) -> None:
@@ -400,7 +400,7 @@ class Leases:
 
     def after_take(self) -> None:
         """Slots were taken: tell if the pool is below its low watermark, and something can be done about it."""
-        if self.pool.num_coming >= self._low_slots or not self._core.evictable_tokens:
+        if self.pool.num_coming >= self.low_slots or not self._core.evictable_tokens:
             return
         # While victims are being written back, the end of each copy is the time to look again.
         if self.tiers is None or not self.tiers.will_make_room:
@@ -429,7 +429,7 @@ class Leases:
         if grew and not hold.counted:
             self._note_query(hold)
         self.num_evicted += num_evicted
-        if self._low_slots:
+        if self.low_slots:
             self.after_take()
 
     def evict_slots(self, num_slots: int, only_excess: bool = False) -> int:

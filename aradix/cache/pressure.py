@@ -18,13 +18,13 @@ from typing import Any, Protocol
 
 import anyio
 
-from aradix.cache.hold import NO_SLOTS, Hold
+from aradix.cache.hold import Hold
 from aradix.cache.pins import Pins
 from aradix.cache.pool import SlotPool
 from aradix.cache.watch import Watcher
 from aradix.errors import RequestTooLargeError, RetractError
 from aradix.memory.page_table import HELD
-from aradix.tree.protocol import Slots, TreeCore
+from aradix.tree.protocol import NO_SLOTS, Slots, TreeCore
 
 __all__ = ["Admissions", "Load", "Pressure", "SlotWaiter"]
 

@@ -99,21 +99,23 @@ class RadixCache(KeepingCalls, EventCalls):
         self._task_group: TaskGroup | None = None
         self._wake_pending = False
         self._ended = False
-        self._low_slots = int(params.low_watermark * params.allocator.num_slots)
         self._high_slots = int(params.high_watermark * params.allocator.num_slots)
 
     def _make_core(self, params: CacheInitParams) -> TreeCore:
         if params.host is not None:
             raise ConfigError(f"{type(self).__name__} has no host tier; take HiRadixCache, or leave host= out")
-        return make_core(
-            params.tree_core,
-            page_size=params.page_size,
-            item_bytes=self._item_bytes,
-            policy=params.eviction_policy,
-            evict_unit=params.evict_unit,
-            record_events=params.enable_kv_cache_events,
-            shares=params.shares(),
-        )
+        return make_core(params.tree_core, **self._core_settings(params))
+
+    def _core_settings(self, params: CacheInitParams) -> dict[str, Any]:
+        """What every core is told."""
+        return {
+            "page_size": params.page_size,
+            "item_bytes": self._item_bytes,
+            "policy": params.eviction_policy,
+            "evict_unit": params.evict_unit,
+            "record_events": params.enable_kv_cache_events,
+            "shares": params.shares(),
+        }
 
     # ---- opening and closing ----
 
@@ -195,7 +197,7 @@ class RadixCache(KeepingCalls, EventCalls):
             return
         if self._pool.is_busy and self._home.is_this_thread():
             self._pressure.note_change()
-        elif len(self._pressure) or self._low_slots:
+        elif len(self._pressure) or self._leases.low_slots:
             self._wake_pending = True
             self._home.call_soon(self._slots_changed)
 

@@ -129,6 +129,9 @@ class BookKVPool(KVPool):
 class _TensorPool(KVPool):
     """The buffer of `parts` rows of shape `row` for each slot and layer."""
 
+    key_buffer: list[torch.Tensor]
+    value_buffer: list[torch.Tensor]
+
     def __init__(
         self,
         num_slots: int,
@@ -167,6 +170,10 @@ class _TensorPool(KVPool):
         name = str(dtype).removeprefix("torch.")
         format_id = f"{kind}-{layout}-{name}-layers{num_layers}-page{page_size}"
         super().__init__(num_slots, page_size, num_layers, page_bytes, pages, 1 if layer_first else 3, format_id)
+
+    def get_kv(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """What attention takes as keys and as values of a layer, by slot: views of the buffer."""
+        return self.key_buffer[self.check_layer(layer)], self.value_buffer[layer]
 
     def _write(self, rows: torch.Tensor, slots: torch.Tensor, values: torch.Tensor) -> None:
         """Puts `values` of shape `[n, ...]` into `rows` at `slots`; where they stand in another dtype, converted."""
@@ -237,10 +244,6 @@ class MHAKVPool(_TensorPool):
         self._write(self.key_buffer[self.check_layer(layer)], slots, k)
         self._write(self.value_buffer[layer], slots, v)
 
-    def get_kv(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The keys and values of a layer, by slot: views, each `[num_slots + page_size, num_heads, head_dim]`."""
-        return self.key_buffer[self.check_layer(layer)], self.value_buffer[layer]
-
 
 class MLAKVPool(_TensorPool):
     """The latent of multi-head latent attention: `kv_lora_rank` compressed values, then `rope_dim` of the rotary key.
@@ -301,10 +304,6 @@ class MLAKVPool(_TensorPool):
         rows = self.key_buffer[self.check_layer(layer)]
         self._write(rows[..., : self.kv_lora_rank], slots, latent)
         self._write(rows[..., self.kv_lora_rank :], slots, rope)
-
-    def get_kv(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """What attention takes as keys and as values of a layer, by slot: views of the one buffer."""
-        return self.key_buffer[self.check_layer(layer)], self.value_buffer[layer]
 
 
 def _token_bytes(num_layers: int, parts: int, row: tuple[int, int], dtype: torch.dtype) -> int:
