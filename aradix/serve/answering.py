@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
 
-import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 from msgspec import UNSET
@@ -17,6 +16,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from aradix.serve.api_errors import ApiError
+from aradix.serve.beside import beside
 from aradix.serve.choices import Choices, Piece
 from aradix.serve.dialects import Dialect
 from aradix.serve.protocol import AskedRequest, Response, parsed
@@ -56,8 +56,6 @@ class Answering(Generic[_Asked]):
 
     async def _answer_or_say_why(self, scope: Scope, receive: Receive, reply: Reply, arrived: float) -> None:
         try:
-            if scope["method"] != "POST":
-                raise ApiError(405, f"{scope['method']} means nothing here, only POST", headers={"allow": "POST"})
             self._service.check_open()
             body = await _body(scope, receive, self._service.max_body_bytes)
             async with _with_client(receive) as tasks:
@@ -138,7 +136,6 @@ async def _with_client(receive: Receive) -> AsyncIterator[TaskGroup]:
         ClientGone: the client left; whatever was going on was cancelled.
     """
     is_gone = False
-    failure: Exception | None = None
 
     async def watch() -> None:
         nonlocal is_gone
@@ -147,15 +144,9 @@ async def _with_client(receive: Receive) -> AsyncIterator[TaskGroup]:
         is_gone = True
         tasks.cancel_scope.cancel()
 
-    async with anyio.create_task_group() as tasks:
+    async with beside() as tasks:
         tasks.start_soon(watch)
-        try:
-            yield tasks
-        except Exception as error:  # it goes on as it is, not in a group
-            failure = error
-        tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
+        yield tasks
     if is_gone:
         raise ClientGone
 

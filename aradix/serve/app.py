@@ -54,7 +54,7 @@ def serve_app(
     show_tokens: bool = False,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Starlette:
-    """An ASGI app: `/v1/models`, `/v1/completions`, `/v1/chat/completions`, `/health`, `/metrics`, the inspector at `/`.
+    """`/v1/models`, `/v1/completions`, `/v1/chat/completions`, `/health`, `/metrics` and the inspector at `/`: ASGI.
 
     Make it where the engine is open, on its loop, and serve it there: it has no lifespan of its own. Before the engine
     is closed `await service_of(app).drain(seconds)` lets what is under way finish. Does not wait.
@@ -99,17 +99,16 @@ def serve_app(
     async def metrics(request: Request) -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
-    async def nothing(request: Request) -> Response:
-        raise ApiError(404, f"there is no {request.url.path}", code="unknown_url")
-
+    v1 = [
+        Route("/models", list_models),
+        Route("/models/{name:path}", show_model),
+        Route("/completions", Answering(service, CompletionDialect()), methods=["POST"]),
+        Route("/chat/completions", Answering(service, ChatDialect()), methods=["POST"]),
+    ]
     routes = [
         Route("/health", health),
         Route("/metrics", metrics),
-        Route("/v1/models", list_models),
-        Route("/v1/models/{name:path}", show_model),
-        Route("/v1/completions", Answering(service, CompletionDialect())),
-        Route("/v1/chat/completions", Answering(service, ChatDialect())),
-        Route("/v1/{rest:path}", nothing, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
+        Mount("/v1", routes=v1),
         Mount("/", inspector(cache, show_tokens=show_tokens)),
     ]
     app = Starlette(
@@ -143,7 +142,8 @@ def _say(request: Request, error: Exception) -> Response:
 
 def _say_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _say(request, ApiError(error.status_code, error.detail, headers=error.headers))
+    what = f"{request.method} {request.url.path}: {error.detail.lower()}"
+    return _say(request, ApiError(error.status_code, what, headers=error.headers))
 
 
 class _KeyAsked:
@@ -176,4 +176,5 @@ class _KeyAsked:
                 return False
         elif scheme.lower() != "bearer":
             return False
-        return any([hmac.compare_digest(key, known) for known in self._keys])  # all, so that time tells nothing
+        # All of them, so that time tells nothing.
+        return sum(hmac.compare_digest(key, known) for known in self._keys) > 0

@@ -60,12 +60,12 @@ class AskedRequest(Struct, kw_only=True):
     max_tokens: _Count | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), lt=2**63)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[Annotated[int, Meta(ge=0)]] | None = None
     ignore_eos: bool | None = None
     cache_salt: Annotated[str, Meta(min_length=1)] | None = None
-    priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
 
     # What is not supported: see _NO_CHANGE.
     logprobs: Any = None
@@ -308,7 +308,7 @@ class Response(Struct):
     created: int
     model: str
     choices: list[Choice | ChatChoice]
-    usage: Usage | None | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET
 
     def encoded(self) -> bytes:
         """As JSON."""

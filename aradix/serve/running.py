@@ -27,6 +27,7 @@ from aradix.errors import ConfigError
 from aradix.memory.host_pool import HostKVPool
 from aradix.serve.app import serve_app, service_of
 from aradix.serve.asking import ask
+from aradix.serve.beside import beside
 from aradix.serve.chat import ChatTemplate
 from aradix.serve.model import ServedModel
 from aradix.serve.server import LOOPBACK, listening
@@ -175,8 +176,7 @@ async def _cache(options: argparse.Namespace, runner: LlamaRunner) -> AsyncItera
 
 async def _ask(url: str, options: argparse.Namespace, signals: AsyncIterator[int]) -> None:
     """Put the question to the server, or stop asking when told to."""
-    failure: ConfigError | None = None
-    async with anyio.create_task_group() as tasks:
+    async with beside() as tasks:
 
         async def give_up() -> None:
             await anext(signals)
@@ -184,29 +184,21 @@ async def _ask(url: str, options: argparse.Namespace, signals: AsyncIterator[int
 
         tasks.start_soon(give_up)
         key = options.api_key[0] if options.api_key else None
-        try:
-            await anyio.to_thread.run_sync(partial(ask, url, options.ask, key), abandon_on_cancel=True)
-        except ConfigError as error:
-            failure = error
-        tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
+        await anyio.to_thread.run_sync(partial(ask, url, options.ask, key), abandon_on_cancel=True)
 
 
 async def _drain(service: Service, seconds: float, signals: AsyncIterator[int]) -> None:
     """Let what is under way finish; who asks again gets no more patience."""
     if service.num_requests:
         _say(f"stopping: {service.num_requests} requests have {seconds:g} s left; once more ends them now")
-    async with anyio.create_task_group() as tasks:
+    async with beside() as tasks:
 
         async def hurry() -> None:
             await anext(signals)
             tasks.cancel_scope.cancel()
 
         tasks.start_soon(hurry)
-        num_left = await service.drain(seconds)
-        tasks.cancel_scope.cancel()
-        if num_left:
+        if num_left := await service.drain(seconds):
             _say(f"{num_left} requests were given up")
 
 

@@ -78,10 +78,15 @@ async def listening(app: Any, host: str, port: int, names: Sequence[str] = ()) -
     )
     with bound:
         shown = f"[{host}]" if ":" in host else host
+        failure: Exception | None = None
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(server.serve, [bound])
             await server.has_started.wait()
             try:
                 yield f"http://{shown}:{bound.getsockname()[1]}"
+            except Exception as error:  # it goes on as it is, not in a group
+                failure = error
             finally:
                 server.should_exit = True
+        if failure is not None:
+            raise failure
