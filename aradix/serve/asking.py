@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import sys
 from typing import TextIO
 from urllib.parse import urlsplit
 
@@ -13,7 +12,7 @@ from aradix.errors import ConfigError
 __all__ = ["ask"]
 
 
-def ask(url: str, question: str, api_key: str | None = None, out: TextIO = sys.stdout) -> None:
+def ask(url: str, question: str, api_key: str | None, out: TextIO) -> None:
     """Put a question to `/v1/chat/completions`, and write the answer as it comes. Blocks.
 
     Raises:

@@ -184,7 +184,7 @@ async def _ask(url: str, options: argparse.Namespace, signals: AsyncIterator[int
 
         tasks.start_soon(give_up)
         key = options.api_key[0] if options.api_key else None
-        await anyio.to_thread.run_sync(partial(ask, url, options.ask, key), abandon_on_cancel=True)
+        await anyio.to_thread.run_sync(partial(ask, url, options.ask, key, sys.stdout), abandon_on_cancel=True)
 
 
 async def _drain(service: Service, seconds: float, signals: AsyncIterator[int]) -> None:

@@ -14,7 +14,7 @@ try:
 except ImportError as error:
     raise ImportError("a tokenizer needs the library tokenizers: pip install 'aradix[serve]'") from error
 
-__all__ = ["ModelTokenizer"]
+__all__ = ["ModelTokenizer", "pre_tokenizer_of"]
 
 _CONTROL, _USER_DEFINED = 3, 4
 """Kinds of tokens in a GGUF file that are found whole in a text."""
@@ -46,6 +46,11 @@ _CUTS = {
     "llama-bpe": _llama3,
 }
 """How a text is cut into words before it is cut into tokens, by the name that a GGUF file gives to it."""
+
+
+def pre_tokenizer_of(cut: str) -> Any:
+    """What cuts a text into words, by its name in GGUF. `KeyError` where it is not known here."""
+    return _CUTS[cut]()
 
 
 class ModelTokenizer:
@@ -80,11 +85,16 @@ class ModelTokenizer:
         """Read the tokenizer out of a GGUF file. Blocks for some seconds.
 
         Raises:
-            ConfigError: there is none in it, or one of a kind that is not known here.
+            ConfigError: no such file, no tokenizer in it, or one of a kind that is not known here.
         """
         import gguf
 
-        fields = gguf.GGUFReader(path).fields
+        if not path.is_file():
+            raise ConfigError(f"no such file: {path}")
+        try:
+            fields = gguf.GGUFReader(path).fields
+        except ValueError as error:
+            raise ConfigError(f"{path} is no GGUF file: {error}") from error
 
         def found(name: str, otherwise: Any = None) -> Any:
             field = fields.get(f"tokenizer.{name}")
@@ -101,7 +111,7 @@ class ModelTokenizer:
         merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in found("ggml.merges"))]
         vocabulary = {text: token for token, text in enumerate(texts)}
         tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=cut == "llama-bpe"))
-        tokenizer.pre_tokenizer = _CUTS[cut]()
+        tokenizer.pre_tokenizer = pre_tokenizer_of(cut)
         tokenizer.decoder = decoders.ByteLevel()
         for special, number in ((True, _CONTROL), (False, _USER_DEFINED)):
             added = [text for text, kind in zip(texts, kinds, strict=True) if kind == number]
