@@ -95,7 +95,7 @@ def test_the_top_level_is_fixed() -> None:
             "replay (floor 3) must not import observe",
         ),
         ("aradix/replay/driver.py", "import_module('aradix.cli')\n", "replay (floor 3) must not import cli (floor 6)"),
-        ("aradix/engine/engine.py", "from aradix.serve import app\n", "engine (floor 4) must not import serve (floor 5)"),
+        ("aradix/engine/text.py", "from aradix.serve import app\n", "engine (floor 4) must not import serve (floor 5)"),
         ("aradix/serve/app.py", "from aradix.cli import main\n", "serve (floor 5) must not import cli (floor 6)"),
         ("aradix/__init__.py", "from aradix.replay.driver import run\n", "the facade must not import replay"),
         ("aradix/extras/thing.py", "", "extras stands on no floor"),

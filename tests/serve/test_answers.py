@@ -217,7 +217,7 @@ async def test_a_chat_finds_its_last_turn_in_the_cache() -> None:
         assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= 32
 
 
-async def test_the_same_seed_says_the_same_and_each_answer_has_its_own() -> None:
+async def test_the_same_seed_says_the_same_and_each_answer_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     # The model here does not draw; what it is handed does, from a seed.
     seeds: list[Any] = []
     async with served() as server:
@@ -227,7 +227,7 @@ async def test_the_same_seed_says_the_same_and_each_answer_has_its_own() -> None
             seeds.append((sampling.seed, sampling.temperature, sampling.top_p, named["priority"]))
             return generate(tokens, sampling, **named)
 
-        server.engine.generate = noted  # type: ignore[method-assign]
+        monkeypatch.setattr(server.engine, "generate", noted)
         await ask(server.app, COMPLETE, {"prompt": "a", "n": 3, "seed": -1, "temperature": 0.5, "top_p": 0.9})
         await ask(server.app, COMPLETE, {"prompt": "a", "priority": 5})
     assert seeds == [(2**64 - 1, 0.5, 0.9, 0), (0, 0.5, 0.9, 0), (1, 0.5, 0.9, 0), (None, 1.0, 1.0, 5)]

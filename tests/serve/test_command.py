@@ -17,55 +17,17 @@ from typing import Any
 
 import openai
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from aradix.cli import main
-from aradix.engine.llama import LAYER_PARTS
 from aradix.serve import running
-from tests.serve.test_tokenizer import folder
+from tests.serve.folders import small_llama
 from tests.support.places import ROOT
 from tests.support.smollm2 import needs_smollm2
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a Llama of two layers, whose weights are drawn: it answers, and nobody knows what."""
-    hidden, heads, kv_heads, inner, vocab = 16, 4, 2, 32, 259
-    at = folder(
-        tmp_path_factory.mktemp("model"),
-        processor=False,
-        config={
-            "architectures": ["LlamaForCausalLM"],
-            "vocab_size": vocab,
-            "hidden_size": hidden,
-            "intermediate_size": inner,
-            "num_hidden_layers": 2,
-            "num_attention_heads": heads,
-            "num_key_value_heads": kv_heads,
-            "max_position_embeddings": 512,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 10000.0,
-        },
-        tokenizer_config={"chat_template": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"},
-    )
-    kv = hidden // heads * kv_heads
-    shapes = {
-        "self_attn.k_proj": (kv, hidden),
-        "self_attn.v_proj": (kv, hidden),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
-        "input_layernorm": (hidden,),
-        "post_attention_layernorm": (hidden,),
-    }
-    draw = torch.Generator().manual_seed(1)
-    names = {
-        f"model.layers.{i}.{part}.weight": shapes.get(part, (hidden, hidden)) for i in (0, 1) for part in LAYER_PARTS
-    }
-    names |= {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
-    save_file({name: torch.randn(shape, generator=draw) for name, shape in names.items()}, at / "model.safetensors")
-    return at
+    return small_llama(tmp_path_factory.mktemp("model"))
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from aradix.engine.text import TextStream
 from aradix.errors import ConfigError
 from aradix.serve import ModelTokenizer
 from aradix.serve.tokenizer import pre_tokenizer_of
+from tests.serve.folders import tokenizer_folder
 from tests.support.smollm2 import needs_smollm2, weights_path
 
 TEXTS = [
@@ -122,24 +122,9 @@ def test_llama3_cuts_words_as_it_was_trained() -> None:
 # ---- a folder
 
 
-def folder(at: Path, *, processor: bool = True, **files: Any) -> Path:
-    """A model's folder with a tokenizer of bytes, and settings by file."""
-    vocabulary = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE(vocabulary, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in ("<s>", "</s>", "<eot>")])
-    if processor:
-        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 256)])
-    tokenizer.save(str(at / "tokenizer.json"))
-    for name, settings in files.items():
-        (at / f"{name}.json").write_text(json.dumps(settings), "utf-8")
-    return at
-
-
 def test_a_folder_says_what_begins_and_ends(tmp_path: Path) -> None:
     tokenizer = ModelTokenizer.from_folder(
-        folder(
+        tokenizer_folder(
             tmp_path,
             config={"eos_token_id": 257},
             generation_config={"eos_token_id": [257, 258]},
@@ -155,9 +140,9 @@ def test_a_folder_says_what_begins_and_ends(tmp_path: Path) -> None:
 
 
 def test_a_folder_may_say_less(tmp_path: Path) -> None:
-    assert ModelTokenizer.from_folder(folder(tmp_path, processor=False)).eos_token_ids == ()
+    assert ModelTokenizer.from_folder(tokenizer_folder(tmp_path, processor=False)).eos_token_ids == ()
     templates = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]
-    folder(tmp_path, tokenizer_config={"eos_token": "</s>", "chat_template": templates})
+    tokenizer_folder(tmp_path, tokenizer_config={"eos_token": "</s>", "chat_template": templates})
     tokenizer = ModelTokenizer.from_folder(tmp_path)
     assert (tokenizer.eos_token_ids, tokenizer.chat_template) == ((257,), "yes")
     (tmp_path / "chat_template.jinja").write_text("beside", "utf-8")
@@ -166,14 +151,14 @@ def test_a_folder_may_say_less(tmp_path: Path) -> None:
 
 def test_another_tokenizer_may_stand_in(tmp_path: Path) -> None:
     first = ModelTokenizer(Tokenizer(models.BPE({"a": 0}, [])), eos_token_ids=[5, 5], chat_template="t")
-    other = first.with_file(folder(tmp_path) / "tokenizer.json")
+    other = first.with_file(tokenizer_folder(tmp_path) / "tokenizer.json")
     assert (other.eos_token_ids, other.chat_template, other.num_tokens) == ((5,), "t", 259)
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no tokenizer can be read from .*tokenizer\.json"):
         ModelTokenizer.from_folder(tmp_path)
-    folder(tmp_path)
+    tokenizer_folder(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{", "utf-8")
     with pytest.raises(ConfigError, match=r"tokenizer_config\.json cannot be read"):
         ModelTokenizer.from_folder(tmp_path)

@@ -44,7 +44,7 @@ def tiny_tokenizer() -> ModelTokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL])
-    return ModelTokenizer(tokenizer, eos_token_ids=[tokenizer.token_to_id(END)], chat_template=TEMPLATE)
+    return ModelTokenizer(tokenizer, eos_token_ids=[256 + SPECIAL.index(END)], chat_template=TEMPLATE)
 
 
 class TinyRunner:
@@ -96,11 +96,13 @@ class TinyRunner:
         return None if chunk.sampler is None else int(tokens[max(0, len(tokens) - PERIOD)])
 
 
-def tiny_model(context_length: int = 1000, *, chats: bool = True) -> ServedModel:
-    """The model as it is served, under two names."""
+def tiny_model(
+    context_length: int = 1000, *, names: Sequence[str] = (NAME, "small"), chats: bool = True
+) -> ServedModel:
+    """The model as it is served."""
     tokenizer = tiny_tokenizer()
     return ServedModel(
-        [NAME, "small"],
+        names,
         tokenizer,
         ChatTemplate(TEMPLATE, tokenizer.named) if chats else None,
         context_length=context_length,
