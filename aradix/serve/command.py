@@ -130,6 +130,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="when tokens are copied to the host",
     )
     cache.add_argument("--no-cache", action="store_true", help="reuse nothing, to compare")
+    cache.add_argument(
+        "--no-join", action="store_true", help="wait for nobody who is computing the same prefix, to compare"
+    )
 
     parser.add_argument(
         "--ask", metavar="TEXT", help="ask this one question over HTTP, print the answer as it comes, and stop"

@@ -135,6 +135,7 @@ async def _serve(options: argparse.Namespace, loaded: _Loaded) -> int:
             max_batch_size=options.max_batch_size,
             chunk_tokens=options.chunk_tokens,
             max_waiting=options.max_waiting,
+            join=not (options.no_join or options.no_cache),
             eos_token_ids=tokenizer.eos_token_ids,
             tokenizer=tokenizer,
         )

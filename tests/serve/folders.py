@@ -41,7 +41,7 @@ def small_llama(at: Path) -> Path:
         "num_hidden_layers": 2,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
-        "max_position_embeddings": 512,
+        "max_position_embeddings": 8192,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
     }

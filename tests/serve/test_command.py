@@ -99,6 +99,7 @@ def test_a_port_that_is_taken_is_said(model: Path, capsys: pytest.CaptureFixture
     "options",
     [
         [],
+        ["--no-join"],
         ["--no-cache", "--dtype", "float16", "--api-key", "secret"],
         ["--host-capacity", "1e3", "--write-policy", "write_through", "--policy", "tenure", "--kv-bytes", "64k"],
     ],
@@ -160,12 +161,12 @@ def opened(url: str, body: dict[str, Any]) -> Any:
 
 @pytest.fixture
 def serving(model: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    def serve(act: Callable[[str], None], *arguments: str) -> int:
+    def serve(act: Callable[[str], None], *arguments: str, num_slots: int = 512) -> int:
         client = Client(act)
         monkeypatch.setattr(running, "_say", client.said.put)
         client.start()
         try:
-            return main(["serve", "--model", str(model), "--port", "0", "--num-slots", "512", *arguments])
+            return main(["serve", "--model", str(model), "--port", "0", "--num-slots", str(num_slots), *arguments])
         finally:
             client.ended()
 
@@ -187,10 +188,10 @@ def test_what_does_not_finish_in_time_is_given_up(serving: Callable[..., int]) -
     answers: list[Any] = []
 
     def act(url: str) -> None:
-        answers.append(opened(url, {"prompt": "abc", "max_tokens": 500, "stream": True, "temperature": 0}))
+        answers.append(opened(url, {"prompt": "abc", "max_tokens": 8000, "stream": True, "temperature": 0}))
         assert answers[0].readline().startswith(b"data: {")
 
-    assert serving(act, "--drain-timeout", "0") == 0
+    assert serving(act, "--drain-timeout", "0", num_slots=8192) == 0
     assert b'"code":"service_unavailable"' in answers[0].read()
 
 
