@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import anyio
@@ -176,6 +177,28 @@ async def test_a_cancelled_drain_gives_up_at_once() -> None:
             await service_of(server.app).drain(600)
         await until(lambda: answers)
         assert answers[0].status == 503
+
+
+async def test_what_is_still_being_tokenized_is_given_up_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with served() as server, anyio.create_task_group() as tasks:
+        model, may_go_on = service_of(server.app).model, threading.Event()
+        tokenize = model.prompt_tokens
+
+        def slowly(prompt: Any) -> list[int]:
+            may_go_on.wait(60)
+            return tokenize(prompt)
+
+        monkeypatch.setattr(model, "prompt_tokens", slowly)
+        caller = Caller(server.app, "POST", COMPLETE, LONG)
+        tasks.start_soon(caller.run)
+        await until(lambda: service_of(server.app).tokenizing.borrowed_tokens)
+        with anyio.CancelScope() as scope:
+            scope.cancel()  # so that it waits for no last words
+            await service_of(server.app).drain(600)
+        may_go_on.set()
+        await until(lambda: caller.is_ended)
+        assert (caller.answer.status, caller.answer.error["code"]) == (503, "service_unavailable")
+        assert server.runner.num_steps < 10
 
 
 async def test_draining_an_idle_server_takes_no_time() -> None:
