@@ -135,8 +135,10 @@ class Choices:
         firsts = generations[:: self._num_samples]
         num_prompt = sum(each.num_prompt_tokens for each in firsts)
         num_new = sum(len(each.token_ids) for each in generations)
-        details = PromptDetails(sum(each.num_cached_tokens for each in firsts))
-        return Usage(num_prompt, num_new, num_prompt + num_new, details)
+        # Of several answers one computes the prompt, whichever is first; the others find it, and that is no saving.
+        cached = [each.num_cached_tokens for each in generations]
+        num_cached = sum(min(cached[i : i + self._num_samples]) for i in range(0, len(cached), self._num_samples))
+        return Usage(num_prompt, num_new, num_prompt + num_new, PromptDetails(num_cached))
 
     async def _follow(self, choice: _Choice) -> None:
         try:
