@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from stress.harness.copies import FATES
 from stress.harness.keeping import make_keeping
-from stress.harness.request import LEAVE_LAST, LONG, NARROW, NO_STORE
+from stress.harness.request import JOIN, LEAVE_LAST, LONG, NARROW, NO_STORE
 from stress.harness.worlds import Act, Fault, World, WritePolicy
 
 __all__ = ["EMPHASES", "Emphasis", "make_world"]
@@ -57,6 +57,7 @@ class Emphasis:
         events: how often the cache tells of what it keeps.
         faults: what is planned to break, one of these; "" is nothing.
         tiers: whether there is a host tier, and perhaps a page store.
+        joins: how often a request waits for what another one computes.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Emphasis:
     events: float = 0.25
     faults: tuple[Fault, ...] = ("",)
     tiers: bool = False
+    joins: float = 0.0
 
 
 _ACTS: Mapping[str, float] = {
@@ -255,6 +257,19 @@ EMPHASES: dict[str, Emphasis] = {
             length=(2, 4),
         ),
         Emphasis(
+            name="joins",
+            acts={"request": 10, "pause": 1, "cancel": 2, "evict": 0.5, "flush": 0.2},
+            steps={"grow": 9, "commit": 9, "pause": 3, "cancel": 0.5, "truncate": 0.2, "fork": 0.2},
+            reserve=0.15,
+            namespaces=1,
+            pages=(8, 16),
+            holding=0.8,
+            prompts=(1, 2),
+            tasks=(5, 7),
+            length=(2, 3),
+            joins=1.0,
+        ),
+        Emphasis(
             name="tiers",
             acts={**_ACTS, "evict": 14, "request": 16, "cancel": 4, "pause": 2},
             steps=_STEPS,
@@ -286,6 +301,10 @@ EMPHASES |= {
         faults=("copy",),
     ),
     "broken sinks": replace(EMPHASES["sinks"], name="broken sinks", faults=("sink",)),
+    **{
+        f"joins, {name}": replace(EMPHASES[name], name=f"joins, {name}", joins=0.6)
+        for name in ("faults", "admission", "retract", "gates", "low level", "crowded tiers")
+    },
 }
 
 
@@ -429,6 +448,8 @@ def _make_request(rng: random.Random, stress: Emphasis, world: World, num_tasks:
     flags = 0
     for flag, chance in ((NO_STORE, 0.08), (LEAVE_LAST, 0.2), (NARROW, 0.3), (LONG, stress.long)):
         flags |= flag if rng.random() < chance else 0
+    if stress.joins and rng.random() < stress.joins:
+        flags |= JOIN
     reserve = rng.randint(1, 9) if rng.random() < stress.reserve else 0
     steps = _make_steps(rng, stress, num_tasks, len(world.keys[key][1]), depth=0)
     return Act("request", (key, flags, rng.randrange(3), reserve, rng.randint(0, 2)), steps)
