@@ -209,8 +209,12 @@ class Lease:
 
     @property
     def waits_for_slots(self) -> bool:
-        """Whether it stands in a queue for slots now, in whatever task: to be entered, or to grow."""
-        return self._hold.waiting
+        """Whether it stands in a queue for slots now, in whatever task: to be entered, or to grow.
+
+        Not while it waits there for what another lease computes.
+        """
+        hold = self._hold
+        return hold.waiting and not self._cache._leases.joins.is_waiting(hold)
 
     @property
     def slots(self) -> torch.Tensor:

@@ -3,6 +3,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include "copy_line.hpp"
 #include "hold.hpp"
 #include "page_table.hpp"
 #include "short_calls.hpp"
@@ -256,4 +257,5 @@ NB_MODULE(_native, module) {
     nb::class_<ShortCalls>(module, "ShortCalls", nb::type_slots(short_calls_slots))
         .def(nb::init<nb::dict>(), "parts"_a);
     aradix::add_short_methods(module);
+    aradix::add_copy_line(module);
 }
