@@ -19,7 +19,7 @@ from aradix.errors import ConfigError, UsageError
 from aradix.observe import CacheMetrics
 from aradix.observe.labels import namespace_label
 from aradix.observe.metrics import _TickTimes
-from tests.cache.acts import begin, entered, filled, key, settled
+from tests.cache.acts import begin, entered, filled, joiner, key, leader, settled
 from tests.support.caches import opened
 
 pytestmark = pytest.mark.anyio
@@ -153,6 +153,26 @@ async def test_ages_waits_and_gaps() -> None:
             assert found("gate_wait_seconds_bucket", le="5.0") == 1
             assert found("gate_wait_seconds_bucket", le="1.0") == 0
             assert found("gate_wait_seconds_bucket", le="+Inf") == 1
+
+
+async def test_who_waits_for_what_others_compute_is_counted() -> None:
+    registry, clock = CollectorRegistry(), Clock()
+    async with opened(clock=clock) as cache, anyio.create_task_group() as tasks:
+        with CacheMetrics(cache, registry):
+            first = await leader(tasks, cache, key(range(12)), 12)
+            first.commit(key(range(4)))
+            acts = [await joiner(tasks, cache, key(range(12))) for _ in range(2)]
+            assert Scraped(registry)("joiners") == 2
+            clock.now += 5
+            first.release()
+            await settled()
+            found = Scraped(registry)
+            assert (found("joiners"), found("joins_total"), found("join_takeovers_total")) == (1, 2, 1)
+            assert found("joined_tokens_total") == 0  # the first four were found before
+            assert found.mean("join_wait_seconds") == 5
+            acts[0].value.release()
+            await settled()
+            acts[1].value.release()
 
 
 async def test_namespaces_have_labels_of_their_own_up_to_a_bound() -> None:
