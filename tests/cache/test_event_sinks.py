@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from aradix import CacheInitParams, ChunkCache, EvictParams, RadixCache, SlotAllocator
@@ -19,7 +21,7 @@ class Kept:
     def __init__(self) -> None:
         self.lists: list[list[KVCacheEvent]] = []
 
-    def __call__(self, events: list[KVCacheEvent]) -> None:
+    def __call__(self, events: Sequence[KVCacheEvent]) -> None:
         self.lists.append(list(events))
 
     @property
