@@ -1,8 +1,8 @@
 """`KVEventPublisher`: a cache's events on a ZMQ socket, as routers of vLLM and SGLang workers take them.
 
 On the loop an event sink only puts what was recorded into a queue. A thread hashes the pages, cuts them into blocks,
-encodes, sends, keeps the last batches for who missed some, and answers such readers; the sockets are its own. So neither
-a slow reader nor a long answer holds the engine up. `wire.py` has the shapes, `blocks.py` the cutting.
+encodes, sends, keeps the last batches for who missed some, and answers such readers; the sockets are its own. So
+neither a slow reader nor a long answer holds the engine up. `wire.py` has the shapes, `blocks.py` the cutting.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ class KVEventPublisher:
             some makes a batch. It takes work off the loop, the thread and the readers.
 
     Raises:
-        ConfigError: a block size, wire format, queue size, rank or delay that cannot work; on entering also an endpoint.
+        ConfigError: a block size, wire format, queue size, rank or delay that cannot work; on entering also an
+            endpoint.
         UsageError: on entering, the cache records no events or is not open.
     """
 

@@ -377,7 +377,7 @@ class TreeCore(Protocol):
         """What was recorded since it was last taken."""
 
     def take_recorded(self) -> Sequence[KVCacheEvent]:
-        """The same, as it was recorded: the first who looks at it, on whatever thread, pays for what it takes to tell."""
+        """The same, as it was recorded: who looks at it first, on whatever thread, pays for what it takes to tell."""
 
     def view(self, node_id: int) -> NodeView:
         """One node, as `walk` shows it. KeyError if it is no more."""

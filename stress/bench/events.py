@@ -139,7 +139,9 @@ def measure() -> dict[str, Any]:
 
 def table(found: dict[str, Any]) -> str:
     """The figures as text."""
-    lines = [f"{'page':>4} {'threads':>8} {'off us':>8}" + "".join(f"{f'{side} us':>13} {'adds':>6}" for side in SIDES[1:])]
+    lines = [
+        f"{'page':>4} {'threads':>8} {'off us':>8}" + "".join(f"{f'{side} us':>13} {'adds':>6}" for side in SIDES[1:])
+    ]
     for row in found["rows"]:
         sides = "".join(f"{row[f'{side}_us']:>13.1f} {row[f'{side}_adds']:>6.0%}" for side in SIDES[1:])
         lines.append(f"{row['page_size']:>4} {row['threads']:>8} {row['off_us']:>8.1f}" + sides)

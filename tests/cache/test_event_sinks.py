@@ -169,7 +169,7 @@ async def test_a_sink_may_use_the_cache_and_add_another() -> None:
         inner, last = Kept(), Kept()
         seen: list[int] = []
 
-        def sink(events: list[KVCacheEvent]) -> None:
+        def sink(events: Sequence[KVCacheEvent]) -> None:
             seen.append(len(events))
             if len(seen) == 1:
                 lease = cache.lease(key(7, 8))
@@ -196,7 +196,7 @@ async def test_a_sink_may_use_the_cache_and_add_another() -> None:
 async def test_what_a_sink_raises_ends_the_cache_and_the_others_hear_on(at_close: bool) -> None:
     kept = Kept()
 
-    def broken(events: list[KVCacheEvent]) -> None:
+    def broken(events: Sequence[KVCacheEvent]) -> None:
         raise ZeroDivisionError(len(events))
 
     with pytest.raises(ExceptionGroup) as caught:
@@ -244,7 +244,7 @@ async def test_a_sink_needs_an_open_cache_that_records_events() -> None:
 async def test_events_of_a_whole_life_add_up_to_what_is_cached() -> None:
     listed: set[bytes] = set()
 
-    def mirror(events: list[KVCacheEvent]) -> None:
+    def mirror(events: Sequence[KVCacheEvent]) -> None:
         for event in events:
             if isinstance(event, BlockStored):
                 listed.update(event.block_hashes)

@@ -222,8 +222,6 @@ def held_by(cache: RadixCache, block_size: int) -> set[Held]:
             prefix = above + tuple(item[0] if isinstance(item, list) else item for item in node["tokens"])
             ends = range(block_size, len(prefix) + 1, block_size)
             # What is above a node on a tier is on that tier.
-            held.update(
-                Held(medium, *names, prefix[:end]) for medium in _MEDIA_OF[node["residency"]] for end in ends
-            )
+            held.update(Held(medium, *names, prefix[:end]) for medium in _MEDIA_OF[node["residency"]] for end in ends)
             stack += [(child, prefix) for child in node["children"]]
     return held

@@ -266,14 +266,29 @@ async def test_the_names_that_dashboards_of_others_ask_for() -> None:
     async with opened_tiers() as scene:
         with CacheMetrics(scene.cache, registry):
             there = {name for name, _ in Scraped(registry).samples}
-    assert there >= set(
-        """cache_hit_rate cached_tokens_total token_usage evicted_tokens_total eviction_duration_seconds_bucket
-        load_back_tokens_total load_back_duration_seconds_bucket kv_available_tokens kv_evictable_tokens kv_used_tokens
-        hicache_host_used_tokens hicache_host_total_tokens prefetched_tokens_total backuped_tokens_total
-        prefix_cache_queries_total prefix_cache_hits_total kv_cache_usage_perc prompt_tokens_cached_total
-        kv_block_lifetime_seconds_bucket kv_block_idle_before_evict_seconds_bucket kv_block_reuse_gap_seconds_bucket
-        """.split()
-    )
+    assert there >= {
+        "cache_hit_rate",
+        "cached_tokens_total",
+        "token_usage",
+        "evicted_tokens_total",
+        "eviction_duration_seconds_bucket",
+        "load_back_tokens_total",
+        "load_back_duration_seconds_bucket",
+        "kv_available_tokens",
+        "kv_evictable_tokens",
+        "kv_used_tokens",
+        "hicache_host_used_tokens",
+        "hicache_host_total_tokens",
+        "prefetched_tokens_total",
+        "backuped_tokens_total",
+        "prefix_cache_queries_total",
+        "prefix_cache_hits_total",
+        "kv_cache_usage_perc",
+        "prompt_tokens_cached_total",
+        "kv_block_lifetime_seconds_bucket",
+        "kv_block_idle_before_evict_seconds_bucket",
+        "kv_block_reuse_gap_seconds_bucket",
+    }
 
 
 async def test_the_dashboard_asks_for_what_there_is() -> None:

@@ -181,14 +181,16 @@ async def test_events_are_sent_though_nobody_asks_for_it() -> None:
             await filled(cache, key(range(8)))
             with anyio.fail_after(60):
                 while published.next_seq == first:
-                    await anyio.sleep(0)
+                    await settled()
 
 
 async def test_what_is_not_delivered_yet_is_not_told_twice_when_all_is_told_anew() -> None:
     async with opened(64, enable_kv_cache_events=True) as cache:
         async with KVEventPublisher(cache, PUB, REPLAY) as published:
             await published.sent()
-            published._lost = True  # as if the thread had fallen behind, and caught up in the turn in which this is stored
+            published._lost = (
+                True  # the thread had fallen behind, and has caught up in the turn in which this is stored
+            )
             await filled(cache, key(range(8)))
             published._start_over()
             with Reader(published) as reader:

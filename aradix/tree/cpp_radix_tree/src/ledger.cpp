@@ -245,6 +245,7 @@ void Ledger::fetch_ahead(Handle victim) const {
     children_.fetch(child_hash(node.parent, node.page_hash));
     node.tokens.fetch();
     node.slots.fetch();
+    node.pages.fetch();
     for (Handle sibling : {node.previous, node.next})
         if (sibling != kNone)
             __builtin_prefetch(&nodes_[sibling].first_child, 1);
