@@ -59,16 +59,8 @@ class HiRadixCache(RadixCache):
             self._tiers.loads.on_begun = self._tiers.backups.on_begun = self._on_begun
 
     def _make_core(self, params: CacheInitParams) -> TieredCore:
-        self._tiered = make_tiered_core(
-            params.tree_core,
-            page_size=params.page_size,
-            item_bytes=self._item_bytes,
-            policy=params.eviction_policy,
-            evict_unit=params.evict_unit,
-            record_events=params.enable_kv_cache_events,
-            shares=params.shares(),
-            backup_hits=None if params.disable else _BACKUP_HITS[params.write_policy],
-        )
+        backup_hits = None if params.disable else _BACKUP_HITS[params.write_policy]
+        self._tiered = make_tiered_core(params.tree_core, backup_hits=backup_hits, **self._core_settings(params))
         return self._tiered
 
     # ---- copies ----

@@ -15,6 +15,7 @@ import torch
 
 from aradix.cache.calls import Calls, closed_error
 from aradix.cache.hold import Hold, make_hold
+from aradix.cache.joins import Joins
 from aradix.cache.locks import Gates
 from aradix.cache.low_level import LowLevelPins
 from aradix.cache.pins import Pins
@@ -23,7 +24,7 @@ from aradix.cache.pressure import Pressure
 from aradix.cache.tenants import Tenants
 from aradix.cache.watch import Watcher
 from aradix.errors import AradixError, LeaseReleasedError
-from aradix.keys import RadixKey
+from aradix.keys import BIGRAM_BYTES, TOKEN_BYTES, RadixKey
 from aradix.memory.page_table import HELD
 from aradix.params import CacheInitParams, InsertResult, NodeRef, PriorityRange
 from aradix.tree.protocol import Freed, Ready, Slots, TreeCore
@@ -86,6 +87,8 @@ class Leases:
         self.pins.changed = self.changed
         self.gates = Gates(core, self.pressure, self.pool.give_back_all, self.changed, params.clock, self.pins)
         self.low_pins = LowLevelPins(core)
+        item_bytes = BIGRAM_BYTES if params.is_eagle else TOKEN_BYTES
+        self.joins = Joins(self, params.page_size, params.page_size * item_bytes, params.clock)
         self.passing: set[Hold | Passage] = set()
         """Pinned, and neither held nor queued: let in by a gate or by a load in the step that ended it, and not awake
         yet; or waiting for the page store."""
@@ -109,7 +112,7 @@ class Leases:
         self._core = core
         self._on_low = on_low
         self._calls = calls
-        self._low_slots = int(params.low_watermark * params.allocator.num_slots)
+        self.low_slots = int(params.low_watermark * params.allocator.num_slots)
         self._num_opened = 0
         self._has_timed_priorities = False
 
@@ -259,6 +262,8 @@ class Leases:
         """From now on the hold is a lease that somebody has."""
         hold.entered = hold.held = True
         self.holds[hold.order] = hold
+        if hold.task is not None:
+            self.joins.announce(hold)
 
     def commit(self, hold: Hold, given: RadixKey, view: RadixKey) -> InsertResult:
         """Publish the whole pages of a key that was checked already."""
@@ -355,6 +360,8 @@ class Leases:
             self.watch.released(hold)
         hold.released = True
         hold.held = False
+        if hold.task is not None:
+            self.joins.forget(hold)
         self.holds.pop(hold.order, None)
         if hold.waiting:
             self.pressure.drop(
@@ -390,7 +397,7 @@ class Leases:
         pressure = self.pressure
         if pressure.growth or pressure.admission or self.gates.standing:
             pressure.changed()
-        if self._low_slots:
+        if self.low_slots:
             self.after_take()
 
     def settle(self) -> None:
@@ -400,7 +407,7 @@ class Leases:
 
     def after_take(self) -> None:
         """Slots were taken: tell if the pool is below its low watermark, and something can be done about it."""
-        if self.pool.num_coming >= self._low_slots or not self._core.evictable_tokens:
+        if self.pool.num_coming >= self.low_slots or not self._core.evictable_tokens:
             return
         # While victims are being written back, the end of each copy is the time to look again.
         if self.tiers is None or not self.tiers.will_make_room:
@@ -429,7 +436,7 @@ class Leases:
         if grew and not hold.counted:
             self._note_query(hold)
         self.num_evicted += num_evicted
-        if self._low_slots:
+        if self.low_slots:
             self.after_take()
 
     def evict_slots(self, num_slots: int, only_excess: bool = False) -> int:

@@ -29,6 +29,7 @@ from aradix.cache.calls import Calls, closed_error
 from aradix.cache.event_sinks import EventCalls, EventSinks
 from aradix.cache.evictor import Background
 from aradix.cache.home import Home, is_cancellation
+from aradix.cache.joins import not_entered
 from aradix.cache.keeping import KeepingCalls
 from aradix.cache.lease import Lease, count_of
 from aradix.cache.leases import Leases, Passage
@@ -99,21 +100,23 @@ class RadixCache(KeepingCalls, EventCalls):
         self._task_group: TaskGroup | None = None
         self._wake_pending = False
         self._ended = False
-        self._low_slots = int(params.low_watermark * params.allocator.num_slots)
         self._high_slots = int(params.high_watermark * params.allocator.num_slots)
 
     def _make_core(self, params: CacheInitParams) -> TreeCore:
         if params.host is not None:
             raise ConfigError(f"{type(self).__name__} has no host tier; take HiRadixCache, or leave host= out")
-        return make_core(
-            params.tree_core,
-            page_size=params.page_size,
-            item_bytes=self._item_bytes,
-            policy=params.eviction_policy,
-            evict_unit=params.evict_unit,
-            record_events=params.enable_kv_cache_events,
-            shares=params.shares(),
-        )
+        return make_core(params.tree_core, **self._core_settings(params))
+
+    def _core_settings(self, params: CacheInitParams) -> dict[str, Any]:
+        """What every core is told."""
+        return {
+            "page_size": params.page_size,
+            "item_bytes": self._item_bytes,
+            "policy": params.eviction_policy,
+            "evict_unit": params.evict_unit,
+            "record_events": params.enable_kv_cache_events,
+            "shares": params.shares(),
+        }
 
     # ---- opening and closing ----
 
@@ -121,6 +124,7 @@ class RadixCache(KeepingCalls, EventCalls):
         if self._home is not None:
             raise UsageError("this cache was opened already; make another RadixCache")
         self._home = Home()
+        self._leases.joins.current_task = self._home.current_task
         self._background = Background(self._wants_slots, self._evict_ahead, self._wants_polls, self._poll)
         self._task_group = anyio.create_task_group()
         await self._task_group.__aenter__()
@@ -170,6 +174,7 @@ class RadixCache(KeepingCalls, EventCalls):
         self._calls.drain_dropped()
         self._pressure.drop_all(closed_error)
         self._gates.close_down(closed_error)
+        self._leases.joins.close_down(closed_error)
         self._leases.pins.end_all("closed")
         self._pool.give_back_all(self._core.detach().freed)
         self._event_sinks.close()
@@ -195,7 +200,7 @@ class RadixCache(KeepingCalls, EventCalls):
             return
         if self._pool.is_busy and self._home.is_this_thread():
             self._pressure.note_change()
-        elif len(self._pressure) or self._low_slots:
+        elif len(self._pressure) or self._leases.low_slots:
             self._wake_pending = True
             self._home.call_soon(self._slots_changed)
 
@@ -246,6 +251,7 @@ class RadixCache(KeepingCalls, EventCalls):
         resume: bool = False,
         stream: Any = None,
         load_back: bool = True,
+        join: bool = False,
     ) -> Lease:
         self._calls.begin_open()
         view = self._view(key)
@@ -269,10 +275,14 @@ class RadixCache(KeepingCalls, EventCalls):
             raise UsageError(f"resume must be a bool, got {resume!r}")
         if not (load_back is True or load_back is False):
             raise UsageError(f"load_back must be a bool, got {load_back!r}")
+        if not (join is True or join is False):
+            raise UsageError(f"join must be a bool, got {join!r}")
         caller = sys._getframe(1)
         hold = self._leases.new(view, key, limit, priority, store, resume, stream, caller.f_code, caller.f_lasti)
         if self._leases.tiers is not None:
             hold.load_back = load_back
+        if join and not self._params.disable:
+            hold.task = not_entered
         return Lease(self, hold, reserve)
 
     def _view(self, key: RadixKey) -> RadixKey:

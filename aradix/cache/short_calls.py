@@ -53,7 +53,7 @@ def make_short_calls(params: CacheInitParams, item_bytes: int, calls: Calls, lea
             "to_tensor": torch.from_numpy,
             "held": HELD,
             "item_bytes": item_bytes,
-            "low_slots": int(params.low_watermark * params.allocator.num_slots),
+            "low_slots": leases.low_slots,
             "max_run": LISTEN_FROM,
         }
     )

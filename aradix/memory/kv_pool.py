@@ -18,6 +18,11 @@ import torch
 
 from aradix.errors import ConfigError, UsageError
 
+try:
+    from aradix._native import page_ids as _page_ids_fast
+except ImportError:  # not compiled, or it does not load; `aradix.tree` says so
+    _page_ids_fast = None  # type: ignore[assignment]
+
 __all__ = ["BookKVPool", "KVPool", "Layout", "MHAKVPool", "MLAKVPool", "check_pages", "positive"]
 
 Layout = Literal["layer_first", "page_first"]
@@ -93,20 +98,17 @@ class KVPool:
         if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
             raise UsageError(f"slots must be a flat run of integers, not {rows.ndim}-d {rows.dtype}")
         size, last = self.page_size, self.num_slots // self.page_size
+        if _page_ids_fast is not None:
+            known = _page_ids_fast(rows, size, last)
+            if known is not None:
+                return known
         if len(rows) % size:
             raise UsageError(f"{len(rows)} slots do not make whole pages of {size}")
         if not rows.size:
             return []
-        if len(rows) <= 4 * size:
-            # A few pages: plain integers are several times faster than array operations.
-            values: list[int] = rows.tolist()
-            ids = [slot // size for slot in values[::size]]
-            whole = values == [page * size + offset for page in ids for offset in range(size)]
-        else:
-            pages = rows[::size] // size
-            ids = pages.tolist()
-            whole = np.array_equal(rows.reshape(-1, size), (pages * size)[:, None] + self._offsets)
-        if not whole:
+        pages = rows[::size] // size
+        ids: list[int] = pages.tolist()
+        if not np.array_equal(rows.reshape(-1, size), (pages * size)[:, None] + self._offsets):
             raise UsageError(f"{len(rows)} slots are not runs of whole pages of {size}, each from its first slot up")
         if min(ids) < 1 or max(ids) > last:
             raise UsageError(f"slots {rows.min()} to {rows.max()}; the pool's are {size} to {(last + 1) * size - 1}")
@@ -128,6 +130,9 @@ class BookKVPool(KVPool):
 
 class _TensorPool(KVPool):
     """The buffer of `parts` rows of shape `row` for each slot and layer."""
+
+    key_buffer: list[torch.Tensor]
+    value_buffer: list[torch.Tensor]
 
     def __init__(
         self,
@@ -167,6 +172,10 @@ class _TensorPool(KVPool):
         name = str(dtype).removeprefix("torch.")
         format_id = f"{kind}-{layout}-{name}-layers{num_layers}-page{page_size}"
         super().__init__(num_slots, page_size, num_layers, page_bytes, pages, 1 if layer_first else 3, format_id)
+
+    def get_kv(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """What attention takes as keys and as values of a layer, by slot: views of the buffer."""
+        return self.key_buffer[self.check_layer(layer)], self.value_buffer[layer]
 
     def _write(self, rows: torch.Tensor, slots: torch.Tensor, values: torch.Tensor) -> None:
         """Puts `values` of shape `[n, ...]` into `rows` at `slots`; where they stand in another dtype, converted."""
@@ -237,10 +246,6 @@ class MHAKVPool(_TensorPool):
         self._write(self.key_buffer[self.check_layer(layer)], slots, k)
         self._write(self.value_buffer[layer], slots, v)
 
-    def get_kv(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The keys and values of a layer, by slot: views, each `[num_slots + page_size, num_heads, head_dim]`."""
-        return self.key_buffer[self.check_layer(layer)], self.value_buffer[layer]
-
 
 class MLAKVPool(_TensorPool):
     """The latent of multi-head latent attention: `kv_lora_rank` compressed values, then `rope_dim` of the rotary key.
@@ -301,10 +306,6 @@ class MLAKVPool(_TensorPool):
         rows = self.key_buffer[self.check_layer(layer)]
         self._write(rows[..., : self.kv_lora_rank], slots, latent)
         self._write(rows[..., self.kv_lora_rank :], slots, rope)
-
-    def get_kv(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """What attention takes as keys and as values of a layer, by slot: views of the one buffer."""
-        return self.key_buffer[self.check_layer(layer)], self.value_buffer[layer]
 
 
 def _token_bytes(num_layers: int, parts: int, row: tuple[int, int], dtype: torch.dtype) -> int:

@@ -96,6 +96,16 @@ _HOST_COUNTERS = (
     ("backuped_tokens", "Tokens copied to the host.", "backuped_tokens"),
     ("prefetched_tokens", "Tokens fetched from storage.", "prefetched_tokens"),
     ("host_evicted_tokens", "Tokens evicted from the host.", "host_evicted"),
+    ("failed_copies", "Copies between device and host of which a part or all failed.", "failed_copies"),
+    ("archived_tokens", "Tokens put into storage.", "archived_tokens"),
+)
+_STORAGE_COUNTERS = (
+    ("storage_hit_pages", "Pages that storage had.", "hits"),
+    ("storage_missed_pages", "Pages asked of storage that it had not, or not in time.", "misses"),
+    ("storage_refused_pages", "Pages that storage had no room for.", "refused"),
+    ("storage_corrupt_pages", "Pages in storage that were not what they should be.", "corrupt"),
+    ("storage_failed_calls", "Calls that storage did not answer.", "failed_calls"),
+    ("storage_skipped_calls", "Calls not made, since storage did not answer before.", "skipped_calls"),
 )
 
 
@@ -339,6 +349,13 @@ class CacheMetrics(Collector):
             for name, about, field in _HOST_COUNTERS:
                 if hasattr(stats, field):
                     yield self._counter(name, about, getattr(stats, field))
+        storage = self._cache._params.storage
+        if hasattr(storage, "stats"):
+            of_storage = storage.stats()
+            reachable = "Whether storage answers: 0 from the failure that stopped the calls until one succeeds again."
+            yield self._gauge("storage_reachable", reachable, of_storage.is_reachable)
+            for name, about, field in _STORAGE_COUNTERS:
+                yield self._counter(name, about, getattr(of_storage, field))
 
     def _of_watcher(self) -> Iterator[Metric]:
         heard = self._heard

@@ -48,7 +48,7 @@ class RadixTree(KeepingSteps):
         evict_unit: `"page"` trims tails, `"node"` takes whole leaves and then never merges nodes either, so that a
             leaf is what was inserted.
         record_events: whether `take_events` has anything to tell.
-        backup_hits: how often tokens must be found again to be due for a store on the host; `None` is never.
+        backup_hits: the hits that tokens need to be due for a store on the host; `None` is never.
         shares: tenants and the tokens each has a claim on, the last one standing for all others; none: no claims.
         merge: whether neighbours that became equal are made one; without it a node keeps its id until it is trimmed.
     """

@@ -167,9 +167,9 @@ class JobView(NamedTuple):
 class TieredCore(TreeCore, Protocol):
     """A radix tree whose nodes may have a host copy. See the module's docstring for what holds for every method.
 
-    A core is made with `backup_hits`: the number of times that tokens have to be found again (`NodeView.hit_count`)
-    until they are due for a store. 0 is at once, when they are inserted: SGLang's write-through, which counts the
-    insert as the first hit. 1 is its selective one, and `None` is never: write-back, or no host tier.
+    A core is made with `backup_hits`: tokens are due for a store once `NodeView.hit_count` is so high; `None` is never.
+    Whether an insert is a hit its caller says (`new_hits`): for the async cache, which does not count it, 0 is SGLang's
+    write-through and 1 its selective one; the SGLang adapter counts it, unless it is of a chunk, and says 1 and 2.
     """
 
     @property

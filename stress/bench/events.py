@@ -44,7 +44,6 @@ DELAY = 0.001
 
 Side = Literal["off", "sink", "late", "read", "published"]
 SIDES: tuple[Side, ...] = ("off", "sink", "late", "read", "published")
-PROMISED: tuple[Side, ...] = ("late", "published")
 THREADS = ("loop", "all")
 
 
@@ -102,7 +101,7 @@ class _Player:
 
 
 async def _play(turns: list[Turn], page_size: int) -> dict[tuple[str, Side], list[float]]:
-    """The load once on every side, some turns of each side at a time: seconds of each such stretch of each kind of thread."""
+    """The load once on every side, some turns of each side at a time: seconds of each such stretch."""
     players = {side: _Player(side, page_size) for side in SIDES}
     taken: dict[tuple[str, Side], list[float]] = {(threads, side): [] for threads in THREADS for side in SIDES}
     async with AsyncExitStack() as exits:
@@ -147,7 +146,7 @@ def table(found: dict[str, Any]) -> str:
         lines.append(f"{row['page_size']:>4} {row['threads']:>8} {row['off_us']:>8.1f}" + sides)
     lines.append(
         f"{found['core']} core, processor time of the loop's thread and of all; "
-        f"to the loop, {' and '.join(PROMISED)} may add {found['at_most']:.0%} at most"
+        f"to the loop, late may add {found['at_most']:.0%} at most"
     )
     return "\n".join(lines)
 

@@ -124,6 +124,8 @@ class Site:
         self._waiting: dict[str, None] = {}
         self.history: list[Operation] = []
         self.num_dropped = 0
+        self.num_keeping = 0
+        """Acts that may have a prefix pinned."""
         self.num_acts = 0
         self._mark = 0
         self._namespaces = [world.namespace(index) for index in range(len(world.namespaces))]
@@ -211,8 +213,8 @@ class Site:
         num_leases, own = book.count()
         certain = not book.num_in_flight
         alone = certain and not book.num_gates  # a gate holds what is below it
-        # A copy pins what it reads, and what stands above what it writes.
-        still = alone and not stats.storing + stats.loading
+        # A copy pins what it reads, and what stands above what it writes; and so does who keeps a prefix.
+        still = alone and not stats.storing + stats.loading + self.num_keeping
         for name, counted, least, exact in (
             ("leased", stats.leased - stats.detached - stats.loading, own, alone),
             ("protected and detached", stats.protected + stats.detached, book.num_stood, still),

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from aradix.adapters.sglang import HiRadixCache
+from tests.adapters.two_tiers import Make, assert_all_slots_are_somewhere, drain, make
+
 
 @pytest.fixture(scope="session")
 def tiny_llama() -> Iterator[Any]:
@@ -18,3 +21,21 @@ def tiny_llama() -> Iterator[Any]:
     torch.set_num_threads(1)
     yield generation.tiny_llama()
     torch.set_num_threads(num_threads)
+
+
+@pytest.fixture
+def make_tiered() -> Iterator[Make]:
+    """Makes caches with a host tier; audited and shut down at the end."""
+    caches: list[HiRadixCache] = []
+
+    def made(**params: Any) -> HiRadixCache:
+        caches.append(make(**params))
+        return caches[-1]
+
+    yield made
+    for cache in caches:
+        drain(cache)
+        cache.check()
+        assert_all_slots_are_somewhere(cache)
+        cache.shutdown()
+        cache.shutdown()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from aradix.adapters import sglang
 from aradix.adapters.sglang import (
@@ -18,106 +16,24 @@ from aradix.adapters.sglang import (
     HiRadixCache,
     InitLoadBackParams,
     InsertParams,
-    MatchPrefixParams,
     PagedTokenToKVPoolAllocator,
     RadixKey,
 )
 from aradix.errors import ConfigError, UsageError
-from aradix.memory.kv_pool import MHAKVPool
-
-Make = Callable[..., HiRadixCache]
-
-
-@pytest.fixture
-def make() -> Iterator[Make]:
-    """Makes caches over a small pool with KV in it; audited and shut down at the end."""
-    caches: list[HiRadixCache] = []
-
-    def made(
-        num_slots: int = 64, page_size: int = 4, policy: str = "write_through", ratio: float = 2.0, **params: Any
-    ) -> HiRadixCache:
-        pool = MHAKVPool(num_slots, page_size, 2, 1, 2, torch.float64)
-        allocator = PagedTokenToKVPoolAllocator(num_slots, page_size, kvcache=pool)
-        args = SimpleNamespace(hicache_write_policy=policy, hicache_ratio=ratio)
-        threshold = params.pop("load_back_threshold", 4)
-        init = sglang.CacheInitParams(False, None, allocator, page_size, **params)
-        cache = HiRadixCache(init, args, load_back_threshold=threshold)
-        caches.append(cache)
-        return cache
-
-    yield made
-    for cache in caches:
-        drain(cache)
-        cache.check()
-        assert_all_slots_are_somewhere(cache)
-        cache.shutdown()
-        cache.shutdown()
-
-
-def drain(cache: HiRadixCache) -> None:
-    """Let every store end."""
-    cache.check_hicache_events()
-    while cache.ongoing_write_through:
-        for copy in cache.ongoing_write_through.values():
-            copy.synchronize()
-        cache.check_hicache_events()
-
-
-def assert_all_slots_are_somewhere(cache: HiRadixCache) -> None:
-    allocator, host = cache.token_to_kv_pool_allocator, cache.token_to_kv_pool_host
-    assert allocator.available_size() + cache.total_size() == allocator.size
-    assert host.available_size() + cache.core.host_tokens == host.num_slots
-
-
-def content(ids: list[int]) -> torch.Tensor:
-    """What stands for the KV of each token: a number that tells all tokens up to it."""
-    return torch.tensor(
-        [float(hash(tuple(ids[: place + 1])) % 2**40) for place in range(len(ids))], dtype=torch.float64
-    )
-
-
-def insert(cache: HiRadixCache, ids: Any, extra_key: Any = None) -> bool:
-    """Compute and insert ids; False where there was no room. What the cache held already is freed."""
-    ids = list(ids)
-    num_items = (len(ids) - cache.is_eagle) // cache.page_size * cache.page_size
-    allocator = cache.token_to_kv_pool_allocator
-    slots = allocator.alloc(num_items)
-    if slots is None:
-        cache.evict(EvictParams(num_items))
-        slots = allocator.alloc(num_items)
-    if slots is None:
-        return False
-    for rows in allocator.get_kvcache().get_kv(1):
-        rows[slots] = content(ids)[:num_items, None, None].expand(-1, 1, 2)
-    done = cache.insert(InsertParams(RadixKey(ids, extra_key), slots))
-    allocator.free(slots[: done.prefix_len])
-    return True
-
-
-def match(cache: HiRadixCache, ids: Any, extra_key: Any = None) -> sglang.MatchResult:
-    return cache.match_prefix(MatchPrefixParams(RadixKey(list(ids), extra_key)))
-
-
-def assert_right(cache: HiRadixCache, ids: Any, slots: torch.Tensor) -> None:
-    """These slots hold the KV of the first of these ids."""
-    for rows in cache.token_to_kv_pool_allocator.get_kvcache().get_kv(1):
-        assert torch.equal(rows[slots][:, 0, 0], content(list(ids))[: len(slots)])
-
-
-def loaded(cache: HiRadixCache, ids: Any, extra_key: Any = None, **params: Any) -> tuple[torch.Tensor, Any]:
-    """Match, lock, bring back what the host has, as a scheduler does: all slots, and the node to lock."""
-    found = match(cache, ids, extra_key)
-    cache.inc_lock_ref(found.last_device_node)
-    slots, node = cache.init_load_back(InitLoadBackParams(found.best_match_node, found.host_hit_length, **params))
-    cache.dec_lock_ref(found.last_device_node)
-    return torch.cat((found.device_indices, slots)), node
-
+from tests.adapters.two_tiers import (
+    Make,
+    assert_right,
+    drain,
+    insert,
+    loaded,
+    match,
+)
 
 # ---- there and back ----
 
 
-def test_what_was_evicted_comes_back_with_its_bytes(make: Make) -> None:
-    cache = make()
+def test_what_was_evicted_comes_back_with_its_bytes(make_tiered: Make) -> None:
+    cache = make_tiered()
     insert(cache, range(20))
     drain(cache)
     assert cache.evict(EvictParams(12)).num_tokens_evicted == 12
@@ -139,8 +55,8 @@ def test_what_was_evicted_comes_back_with_its_bytes(make: Make) -> None:
     cache.dec_lock_ref(node)
 
 
-def test_all_of_it_is_on_the_host_alone(make: Make) -> None:
-    cache = make()
+def test_all_of_it_is_on_the_host_alone(make_tiered: Make) -> None:
+    cache = make_tiered()
     insert(cache, range(8), "a")
     drain(cache)
     cache.evict(EvictParams(8))
@@ -151,8 +67,8 @@ def test_all_of_it_is_on_the_host_alone(make: Make) -> None:
 
 
 @pytest.mark.parametrize(("policy", "copied"), [("write_through", [8, 8]), ("write_through_selective", [0, 8])])
-def test_a_policy_says_after_how_many_inserts_it_is_copied(make: Make, policy: str, copied: list[int]) -> None:
-    cache = make(policy=policy)
+def test_a_policy_says_after_how_many_inserts_it_is_copied(make_tiered: Make, policy: str, copied: list[int]) -> None:
+    cache = make_tiered(policy=policy)
     for num_tokens in copied:
         insert(cache, range(8))
         drain(cache)
@@ -160,8 +76,8 @@ def test_a_policy_says_after_how_many_inserts_it_is_copied(make: Make, policy: s
     assert cache.write_through_threshold == (1 if policy == "write_through" else 2)
 
 
-def test_write_back_copies_what_is_evicted_and_not_before(make: Make) -> None:
-    cache = make(policy="write_back")
+def test_write_back_copies_what_is_evicted_and_not_before(make_tiered: Make) -> None:
+    cache = make_tiered(policy="write_back")
     insert(cache, range(16))
     insert(cache, range(16))
     drain(cache)
@@ -172,8 +88,8 @@ def test_write_back_copies_what_is_evicted_and_not_before(make: Make) -> None:
     assert_right(cache, range(16), slots)
 
 
-def test_write_back_drops_what_the_host_has_no_room_for(make: Make) -> None:
-    cache = make(policy="write_back", ratio=0.125)
+def test_write_back_drops_what_the_host_has_no_room_for(make_tiered: Make) -> None:
+    cache = make_tiered(policy="write_back", ratio=0.125)
     insert(cache, range(16))
     insert(cache, range(50, 66))
     assert cache.evict(EvictParams(32)).num_tokens_evicted == 32
@@ -181,8 +97,8 @@ def test_write_back_drops_what_the_host_has_no_room_for(make: Make) -> None:
     assert cache.core.host_tokens <= cache.token_to_kv_pool_host.num_slots == 8
 
 
-def test_the_host_makes_room_for_what_is_new(make: Make) -> None:
-    cache = make(ratio=0.25)
+def test_the_host_makes_room_for_what_is_new(make_tiered: Make) -> None:
+    cache = make_tiered(ratio=0.25)
     for start in range(0, 400, 100):
         insert(cache, range(start, start + 16))
         drain(cache)
@@ -194,8 +110,8 @@ def test_the_host_makes_room_for_what_is_new(make: Make) -> None:
 # ---- limits ----
 
 
-def test_too_little_or_too_much_is_not_brought_back(make: Make) -> None:
-    cache = make(load_back_threshold=10)
+def test_too_little_or_too_much_is_not_brought_back(make_tiered: Make) -> None:
+    cache = make_tiered(load_back_threshold=10)
     insert(cache, range(8))
     insert(cache, range(50, 66))
     drain(cache)
@@ -210,9 +126,9 @@ def test_too_little_or_too_much_is_not_brought_back(make: Make) -> None:
     assert cache.init_load_back(InitLoadBackParams(cache.root_node, 0))[1] is cache.root_node
 
 
-def test_a_load_makes_room_and_keeps_its_source(make: Make) -> None:
+def test_a_load_makes_room_and_keeps_its_source(make_tiered: Make) -> None:
     """Device and host are full: what is loaded is held first, and the victims are dropped."""
-    cache = make(num_slots=16, ratio=1.0, policy="write_through_selective")
+    cache = make_tiered(num_slots=16, ratio=1.0, policy="write_through_selective")
     insert(cache, range(16))
     cache.insert(InsertParams(RadixKey(list(range(16))), cache.all_values_flatten()))
     drain(cache)
@@ -223,8 +139,8 @@ def test_a_load_makes_room_and_keeps_its_source(make: Make) -> None:
     assert len(slots) == 16
 
 
-def test_without_room_on_the_device_nothing_is_brought_back(make: Make) -> None:
-    cache = make(num_slots=16)
+def test_without_room_on_the_device_nothing_is_brought_back(make_tiered: Make) -> None:
+    cache = make_tiered(num_slots=16)
     insert(cache, range(8))
     drain(cache)
     cache.evict(EvictParams(8))
@@ -236,8 +152,8 @@ def test_without_room_on_the_device_nothing_is_brought_back(make: Make) -> None:
     assert len(loaded(cache, range(8))[0]) == 8
 
 
-def test_what_is_protected_stays_on_the_host(make: Make) -> None:
-    cache = make()
+def test_what_is_protected_stays_on_the_host(make_tiered: Make) -> None:
+    cache = make_tiered()
     insert(cache, range(8))
     insert(cache, range(50, 58))
     drain(cache)
@@ -256,8 +172,8 @@ def test_what_is_protected_stays_on_the_host(make: Make) -> None:
         node.protect_host()
 
 
-def test_a_split_under_a_store_takes_part_in_it(make: Make) -> None:
-    cache = make()
+def test_a_split_under_a_store_takes_part_in_it(make_tiered: Make) -> None:
+    cache = make_tiered()
     insert(cache, range(16))
     insert(cache, [*range(8), *range(70, 78)])
     drain(cache)
@@ -271,8 +187,8 @@ def test_a_split_under_a_store_takes_part_in_it(make: Make) -> None:
 # ---- events, reset, parameters ----
 
 
-def test_events_tell_the_tier_in_order(make: Make) -> None:
-    cache = make(enable_kv_cache_events=True, page_size=8)
+def test_events_tell_the_tier_in_order(make_tiered: Make) -> None:
+    cache = make_tiered(enable_kv_cache_events=True, page_size=8)
     insert(cache, range(8))
     drain(cache)
     cache.evict(EvictParams(8))
@@ -293,8 +209,8 @@ def test_events_tell_the_tier_in_order(make: Make) -> None:
     ]
 
 
-def test_strict_hashes_last_as_long_as_the_page_is_on_a_tier(make: Make) -> None:
-    cache = make(enable_kv_cache_events=True, page_size=8, strict_compat=True)
+def test_strict_hashes_last_as_long_as_the_page_is_on_a_tier(make_tiered: Make) -> None:
+    cache = make_tiered(enable_kv_cache_events=True, page_size=8, strict_compat=True)
     insert(cache, range(8), "a")
     drain(cache)
     cache.evict(EvictParams(8))
@@ -304,8 +220,8 @@ def test_strict_hashes_last_as_long_as_the_page_is_on_a_tier(make: Make) -> None
     assert hashes == {sglang.hash_str_to_int64(plain)}
 
 
-def test_reset_forgets_both_tiers(make: Make) -> None:
-    cache = make()
+def test_reset_forgets_both_tiers(make_tiered: Make) -> None:
+    cache = make_tiered()
     insert(cache, range(16))
     insert(cache, range(50, 58))
     kept = cache.all_values_flatten()
@@ -316,8 +232,8 @@ def test_reset_forgets_both_tiers(make: Make) -> None:
     assert match(cache, range(16)).host_hit_length == 0
 
 
-def test_a_disabled_one_copies_nothing(make: Make) -> None:
-    cache = make(num_slots=16)
+def test_a_disabled_one_copies_nothing(make_tiered: Make) -> None:
+    cache = make_tiered(num_slots=16)
     cache.disable = True
     slots = cache.token_to_kv_pool_allocator.alloc(8)
     cache.insert(InsertParams(RadixKey(list(range(8))), slots))
@@ -362,9 +278,9 @@ def test_parameters_are_checked() -> None:
 
 @pytest.mark.parametrize("params", [{}, {"evict_unit": "node"}, {"is_eagle": True}, {"eviction_policy": "lfu"}])
 @pytest.mark.parametrize("policy", ["write_through", "write_through_selective", "write_back"])
-def test_whatever_happens_what_is_matched_is_right(make: Make, policy: str, params: dict[str, Any]) -> None:
+def test_whatever_happens_what_is_matched_is_right(make_tiered: Make, policy: str, params: dict[str, Any]) -> None:
     source = random.Random(f"{policy} {params}")
-    cache = make(num_slots=96, policy=policy, ratio=1.5, **params)
+    cache = make_tiered(num_slots=96, policy=policy, ratio=1.5, **params)
     locked: list[Any] = []
     num_loaded = 0
     for number in range(400):

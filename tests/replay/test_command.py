@@ -290,7 +290,7 @@ def test_writing_back_keeps_as_much(capsys: pytest.CaptureFixture[str], trace: P
 def test_a_second_replay_finds_what_the_first_put_into_a_store(
     capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path
 ) -> None:
-    options = ("--capacity", "1536", "--host-capacity", "4096", "--write-policy", "write_through")
+    options = ("--capacity", "1536", "--host-capacity", "16384", "--write-policy", "write_through")
     storage = ("--storage", tmp_path / "store")
     first, second = (lines_of(capsys, trace, *EXACT, *options, *storage)[0] for _ in range(2))
     assert first["hit_tokens"] == 8 * 512

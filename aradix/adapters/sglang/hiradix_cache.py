@@ -6,6 +6,8 @@ for, since what it brings is read at once.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,8 +28,9 @@ from aradix.adapters.sglang.records import (
     MatchResult,
 )
 from aradix.adapters.sglang.strategies import policy_of
-from aradix.errors import ConfigError, UsageError
+from aradix.errors import ConfigError, TransferError, UsageError
 from aradix.keys import RadixKey as CoreKey
+from aradix.memory.allocator import SlotAllocator
 from aradix.memory.host_pool import HostKVPool
 from aradix.memory.kv_pool import BookKVPool, KVPool
 from aradix.memory.transfer import Copy, Transfer
@@ -38,8 +41,11 @@ from aradix.tree.tiered import StoreJob, TieredCore
 
 __all__ = ["HiRadixCache"]
 
+# An insert is the first hit here, as it is there; the async cache does not count it.
 _BACKUP_HITS = {"write_through": 1, "write_through_selective": 2, "write_back": None}
 _GIGABYTE = 10**9
+
+_log = logging.getLogger("aradix.adapters")
 
 
 class HiRadixCache(RadixCache):
@@ -127,7 +133,8 @@ class HiRadixCache(RadixCache):
                 break
             if not self._start(done.jobs):
                 break  # the host has no room
-            self._end_stores(wait=True)
+            if not self._end_stores(wait=True):
+                break  # the copies failed, and would again
         if missing > 0:
             missing -= self._free(self.core.evict(missing))
         return EvictResult(num_tokens_evicted=params.num_tokens - missing)
@@ -167,23 +174,35 @@ class HiRadixCache(RadixCache):
             if host_slots is None:
                 self._free(self.core.end_store(job.job_id, None).freed)
                 continue
-            copy = self.transfer.store(job.slots, host_slots, after=self._streams())
+            try:
+                copy = self.transfer.store(job.slots, host_slots, after=self._streams())
+            except TransferError:
+                self.token_to_kv_pool_host.free(host_slots)
+                self._free(self.core.end_store(job.job_id, None).freed)
+                continue
             self._stores[job.job_id] = (copy, host_slots)
             num_started += 1
         return num_started
 
-    def _end_stores(self, wait: bool) -> None:
-        """End the stores whose copies have ended, in order, or all of them."""
+    def _end_stores(self, wait: bool) -> int:
+        """End the stores whose copies have ended, in order, or all of them; how many tokens came over."""
+        self.transfer.take_done()  # or it would keep every copy
+        num_stored = 0
         for job_id, (copy, host_slots) in list(self._stores.items()):
-            if wait:
-                copy.synchronize()
-            if not copy.done():
-                break
+            if not _has_ended(copy, wait):
+                if not copy.is_lost:
+                    break
+                del self._stores[job_id]
+                self._free(self.core.end_store(job_id, None).freed)
+                _quarantine(self.token_to_kv_pool_host, host_slots, copy)
+                continue
             del self._stores[job_id]
             landed = self.core.end_store(job_id, host_slots, num_ok=copy.num_tokens_done)
+            num_stored += landed.num_tokens
             self._free(landed.freed)
             if len(landed.unused):
                 self.token_to_kv_pool_host.free(landed.unused)
+        return num_stored
 
     def _streams(self) -> tuple[Any, ...]:
         """What the copies come after: the stream that the model runs on."""
@@ -222,19 +241,29 @@ class HiRadixCache(RadixCache):
         if slots is None:
             self.evict(EvictParams(len(host_slots)))
             slots = allocator.alloc(len(host_slots))
-        if slots is None:
-            self._free(self.core.end_load(job_id, NO_SLOTS, 0).freed)
-            return torch.empty(0, dtype=torch.int64, device=self.device), self.node_at(above)
-        copy = self.transfer.load(host_slots, slots.cpu(), after=self._streams())
-        copy.synchronize()
-        num_ok = copy.num_tokens_done if copy.done() else 0
-        landed = self.core.end_load(job_id, slots.cpu().numpy(), num_ok)
+        num_ok = 0 if slots is None else self._copy_back(host_slots, slots)
+        landed = self.core.end_load(job_id, slots.cpu().numpy() if num_ok else NO_SLOTS, num_ok)
         self._free(landed.freed)
         if len(landed.unused):
             allocator.free(self.on_device(landed.unused))
         if not landed.num_tokens:
             return torch.empty(0, dtype=torch.int64, device=self.device), self.node_at(above)
         return self.on_device(self.core.slots_of(landed.last, start)), self.node_at(landed.last)
+
+    def _copy_back(self, host_slots: Slots, slots: torch.Tensor) -> int:
+        """Copy to these slots of the device; how many came over. Where it is none, the slots are given back."""
+        on_device = self.token_to_kv_pool_allocator.slots
+        try:
+            copy = self.transfer.load(host_slots, slots.cpu(), after=self._streams())
+        except TransferError:
+            on_device.free(slots.cpu())
+            return 0
+        if not _has_ended(copy, wait=True):
+            _quarantine(on_device, slots.cpu(), copy)
+            return 0
+        if not copy.num_tokens_done:
+            on_device.free(slots.cpu())
+        return copy.num_tokens_done
 
     def load_back(self, node: TreeNode, mem_quota: int | None = None) -> torch.Tensor | None:
         """As `init_load_back`; `None` where nothing was brought back."""
@@ -309,3 +338,22 @@ def _host_pool(kv_pool: KVPool, args: Any) -> HostKVPool:
     if num_pages < 1:
         raise ConfigError(f"hicache_ratio={ratio} of {kv_pool.num_slots} slots makes no page on the host")
     return HostKVPool(num_pages * kv_pool.page_size, kv_pool.page_size, kv_pool)
+
+
+def _has_ended(copy: Copy, wait: bool) -> bool:
+    """Whether a copy has ended, once it has if told to wait. A lost one never has."""
+    try:
+        if wait:
+            with contextlib.suppress(Exception):  # what that means for the copy, `done` tells
+                copy.synchronize()
+        return copy.done()
+    except TransferError:
+        return False
+
+
+def _quarantine(pool: SlotAllocator | HostKVPool, slots: Any, copy: Copy) -> None:
+    """Take the slots of a lost copy out of use for good: nobody will know when it ends."""
+    try:
+        pool.free(slots, fence=copy.fence())
+    except TransferError:
+        _log.warning("%d slots are lost to %r", len(slots), copy)

@@ -29,6 +29,7 @@ from aradix.adapters.sglang.records import (
 )
 from aradix.adapters.sglang.requests import RequestCalls
 from aradix.adapters.sglang.strategies import EvictionStrategy, get_eviction_strategy, policy_of
+from aradix.cache.low_level import value_array
 from aradix.errors import ConfigError, InvariantError, UsageError
 from aradix.keys import BIGRAM_BYTES, DEFAULT_NAMESPACE, TOKEN_BYTES, Namespace
 from aradix.keys import RadixKey as CoreKey
@@ -195,12 +196,7 @@ class RadixCache(RequestCalls, BasePrefixCache):
 
     def _slots_for(self, params: InsertParams, num_items: int) -> Slots:
         value = params.key.token_ids if params.value is None else params.value
-        if isinstance(value, torch.Tensor):
-            value = value.detach().cpu().numpy()
-        slots = np.asarray(value, np.int64)[:num_items]
-        if len(slots) < num_items // self.page_size * self.page_size:
-            raise UsageError(f"value has {len(slots)} slots, but the key has {num_items} tokens; each needs its slot")
-        return slots
+        return value_array(value, num_items // self.page_size * self.page_size)[:num_items]
 
     def evict(self, params: EvictParams) -> EvictResult:
         if self.disable or params.num_tokens <= 0:

@@ -3,6 +3,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include "copy_line.hpp"
 #include "hold.hpp"
 #include "page_table.hpp"
 #include "short_calls.hpp"
@@ -146,6 +147,7 @@ NB_MODULE(_native, module) {
         .def_rw("given", &Hold::given)
         .def_rw("stream", &Hold::stream, nb::for_setter("value"_a.none()))
         .def_rw("used", &Hold::used, nb::for_setter("value"_a.none()))
+        .def_rw("task", &Hold::task, nb::for_setter("value"_a.none()))
         .def_rw("node_id", &Hold::node_id)
         .def_rw("num_matched", &Hold::num_matched)
         .def_rw("published", &Hold::published)
@@ -258,4 +260,5 @@ NB_MODULE(_native, module) {
     nb::class_<ShortCalls>(module, "ShortCalls", nb::type_slots(short_calls_slots))
         .def(nb::init<nb::dict>(), "parts"_a);
     aradix::add_short_methods(module);
+    aradix::add_copy_line(module);
 }
