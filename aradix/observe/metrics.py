@@ -190,10 +190,10 @@ class _Heard(Watcher):
         self.reuse_gap = _Histogram(
             "kv_block_reuse_gap_seconds", "From the use before: of the end of each prefix that a lease found.", _LONG
         )
-
-    @property
-    def histograms(self) -> tuple[_Histogram, ...]:
-        return (
+        self.load_back = _Histogram(
+            "load_back_duration_seconds", "How long copies from the host took, from their begin to their end.", _SHORT
+        )
+        self.histograms = [
             self.lease_age,
             self.slot_wait,
             self.gate_wait,
@@ -202,7 +202,9 @@ class _Heard(Watcher):
             self.lifetime,
             self.idle,
             self.reuse_gap,
-        )
+        ]
+        if cache._params.host is not None:
+            self.histograms.append(self.load_back)
 
     def _now(self) -> float:
         now = self._clock()
@@ -248,6 +250,9 @@ class _Heard(Watcher):
 
     def evicted(self, num_tokens: int, began: float) -> None:
         self.eviction.observe(self._clock() - began)
+
+    def loaded(self, began: float) -> None:
+        self.load_back.observe(self._clock() - began)
 
 
 class CacheMetrics(Collector):

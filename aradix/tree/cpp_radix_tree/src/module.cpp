@@ -168,6 +168,8 @@ NB_MODULE(_native, module) {
         .def("take_front", &Hold::take_front, "num_slots"_a)
         .def("cut", &Hold::cut, "num_own"_a, "page_size"_a);
 
+    aradix::add_recorded_events(module);
+
     nb::class_<NodeStats>(module, "NodeStats")
         .def_ro("last_access", &NodeStats::last_access)
         .def_ro("created", &NodeStats::created)
@@ -245,6 +247,7 @@ NB_MODULE(_native, module) {
         .def("evict_below", &Tree::evict_below, "node_id"_a)
         .def("namespaces", &Tree::namespaces)
         .def("take_events", &Tree::take_events)
+        .def("take_recorded", &Tree::take_recorded)
         .def("view", &Tree::view, "node_id"_a)
         .def("child_ids", &Tree::child_ids, "node_id"_a)
         .def_prop_ro("tick", [](const Tree &tree) { return tree.tick(); })

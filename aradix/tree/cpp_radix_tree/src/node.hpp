@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "handles.hpp"
-#include "sha256.hpp"
+#include "page_hashes.hpp"
 #include "slot_run.hpp"
 
 namespace aradix {
@@ -47,7 +47,7 @@ struct Node {
     uint64_t page_hash = 0;  // of the first page, by which the parent finds it
     Bytes tokens;
     SlotRun slots;
-    std::vector<Digest> hashes;
+    PageSpans pages;  // where events are recorded: its tokens once more, and their hashes
     nb::object ready;
     nb::object streams;
     std::unique_ptr<Root> root;
