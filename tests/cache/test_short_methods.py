@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from aradix import CacheInitParams, Lease, Namespace, RadixCache, RadixKey, SlotAllocator
-from aradix.cache.calls import Calls
+from aradix.cache.calls import MAX_RUN, Calls
 from aradix.cache.leases import Leases
 from aradix.cache.watch import Watcher, watch
 from aradix.errors import CacheClosedError, LeaseReleasedError, UsageError, WrongLoopError
@@ -276,6 +276,17 @@ async def test_a_turn_among_many_lets_others_run() -> None:
             if ran:
                 break
         assert ran
+        cache.check()
+
+
+async def test_in_a_run_of_turns_python_is_asked_only_to_listen_and_to_yield() -> None:
+    cache = make_cache()
+    async with cache:
+        slow_calls = note_slow_calls(cache)
+        for number in range(MAX_RUN):  # of two calls each that count
+            await turn(cache, key([number, 0]))
+        at_each_end = ["begin", "begin"]  # before it yields, and after
+        assert slow_calls == 2 * ["begin", *at_each_end]
         cache.check()
 
 

@@ -34,7 +34,11 @@ private:
         return Py_TYPE(key) == reinterpret_cast<PyTypeObject *>(key_type_.ptr()) &&
                key_slots_.item_bytes.number(key) == item_bytes_;
     }
-    bool has_turn() const { return run_length_.number(calls_.ptr()) + 1 < max_run_; }
+    // Calls.is_turn_over() says no, and does nothing but count: at `listen_from_` it also asks the loop.
+    bool has_turn() const {
+        int64_t run_length = run_length_.number(calls_.ptr()) + 1;
+        return run_length < max_run_ && run_length != listen_from_;
+    }
     void take_turn() const { run_length_.add(calls_.ptr(), 1); }
     void count_query(Hold &hold) const;
     void tell_if_low() const;
@@ -47,7 +51,7 @@ private:
     Tree *tree_;
     PageTable *table_;
     int held_;
-    int64_t item_bytes_, low_slots_, max_run_;
+    int64_t item_bytes_, low_slots_, max_run_, listen_from_;
     KeySlots key_slots_;
     LeaseSlots lease_slots_;
     SlotOf plain_, current_, token_, run_length_;
