@@ -195,6 +195,11 @@ class Lease:
         return self._entered().ref
 
     @property
+    def waits_for_slots(self) -> bool:
+        """Whether it stands in a queue for slots now, in whatever task: to be entered, or to grow."""
+        return self._hold.waiting
+
+    @property
     def slots(self) -> torch.Tensor:
         """The slots of its tokens, in token order: an int64 CPU tensor of shape `[num_tokens]`. Does not wait.
 

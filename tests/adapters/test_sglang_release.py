@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from aradix.adapters import sglang as ours
+from stress.bench.peers.sglang_release import load_sglang
 from tests.adapters.lives import Life, Shaped
 
 pytestmark = [
@@ -23,6 +24,7 @@ NUM_STEPS = 10_000
 @pytest.fixture(scope="module")
 def theirs() -> Any:
     """The names of the release, from where it has them."""
+    load_sglang()  # its import asks for more than its cache needs
     names: dict[str, Any] = {}
     for module in ("base_prefix_cache", "radix_cache", "cache_init_params"):
         names.update(vars(importlib.import_module(f"sglang.srt.mem_cache.{module}")))
