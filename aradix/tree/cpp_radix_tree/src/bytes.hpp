@@ -71,6 +71,8 @@ public:
 
     // Cuts the first `size` bytes off. The larger part keeps the block, so the cost is that of the smaller one.
     Bytes split_front(size_t size) {
+        if (size == 0)
+            return Bytes();
         if (size <= size_ / 2) {
             Bytes head(data(), size);
             drop_front(size);
@@ -92,6 +94,12 @@ public:
         }
         head.append(data(), size_);
         swap(head);
+    }
+
+    // Gives back what was taken ahead for more to come.
+    void fit() {
+        if (capacity_ - size_ > size_ / 8 + kSmall)
+            move_to(size_);
     }
 
 private:

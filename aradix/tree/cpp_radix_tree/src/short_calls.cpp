@@ -80,7 +80,7 @@ nb::object ShortCalls::new_lease(nb::handle self, nb::handle cache, PyObject *ke
     nb::object given = nb::borrow(key);
     new (nb::inst_ptr<Hold>(hold))
         Hold(num_opened_.number(leases_.ptr()), given, given, key_slots_.num_items.number(key), integer(0), true, false,
-             nb::none(), std::move(code), PyFrame_GetLasti(frame), nb::cast<double>(clock_()));
+             nb::none(), std::move(code), PyFrame_GetLasti(frame), nb::cast<double>(clock_()), table_->page_size);
     nb::inst_mark_ready(hold);
     auto *type = reinterpret_cast<PyTypeObject *>(lease_type_.ptr());
     nb::object lease = nb::steal(type->tp_alloc(type, 0));

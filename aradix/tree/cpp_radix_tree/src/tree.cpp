@@ -93,7 +93,8 @@ nb::object Tree::insert(nb::handle key_object, nb::handle slots_object, nb::hand
     Place place = enter(key, root, past_pending);
     if (place.gate != 0)
         return integer(place.gate);
-    Grown grown = grow(root, key, slots, key.stop, place, priority, ready, held_hits, new_hits);
+    Grown grown = grow(root, key, fresh_run(slots, 0, key.stop, place), key.stop, place, priority, ready, held_hits,
+                       new_hits);
     int64_t node_id = at(merge_path(grown.node)).id;
     prune(root);
     int64_t end = items(grown.end);
@@ -116,7 +117,7 @@ nb::object Tree::extend(int64_t node_id, nb::handle key_object, nb::handle slots
     Place place = descend(key, origin, kPending);
     if (place.gate != 0)
         stop = at(place.node).depth;
-    Grown grown = grow(origin, key, slots, stop, place, priority, ready);
+    Grown grown = grow(origin, key, fresh_run(slots, at(origin).depth, stop, place), stop, place, priority, ready);
     if (grown.node != origin) {
         nb::list freed;
         lock(grown.node);
@@ -128,9 +129,16 @@ nb::object Tree::extend(int64_t node_id, nb::handle key_object, nb::handle slots
                          records_.ref(node_id, end), integer(node_id), ready_or_nothing(grown.ready));
 }
 
+SlotRun Tree::fresh_run(const Slots &slots, size_t start, size_t stop, const Place &place) const {
+    size_t held = depth_of(place);
+    if (held >= stop)
+        return SlotRun();
+    return SlotRun(slots.data + count_of(held - start), count_of(stop - held), page_size_);
+}
+
 // Add what is missing of a key below where its walk from `origin` ended.
-Tree::Grown Tree::grow(Handle origin, const Key &key, const Slots &slots, size_t stop, const Place &place,
-                       int64_t priority, const nb::object &ready, int64_t held_hits, int64_t new_hits) {
+Tree::Grown Tree::grow(Handle origin, const Key &key, SlotRun fresh, size_t stop, const Place &place, int64_t priority,
+                       const nb::object &ready, int64_t held_hits, int64_t new_hits) {
     Handle node = arrive(place);
     Grown grown{node, at(node).depth, at(node).depth, nb::object(), nb::object()};
     for (Handle walked = node; walked != origin; walked = at(walked).parent) {
@@ -141,8 +149,7 @@ Tree::Grown Tree::grow(Handle origin, const Key &key, const Slots &slots, size_t
     grown.existing = slots_between(node, start, grown.held);
     Handle above = node;
     if (grown.held < stop) {
-        grown.node = new_leaf(node, key.tokens + grown.held, stop - grown.held,
-                              slots.data + count_of(grown.held - start));
+        grown.node = new_leaf(node, key.tokens + grown.held, stop - grown.held, std::move(fresh));
         grown.end = stop;
         Node &leaf = at(grown.node);
         leaf.ready = ready;
