@@ -6,6 +6,7 @@ import asyncio
 import gc
 import inspect
 import pickle
+import threading
 import warnings
 from collections.abc import Iterable
 from typing import Any, Self
@@ -244,6 +245,52 @@ async def test_another_loop_is_refused_in_the_middle_of_a_turn() -> None:
         await lease.allocate(4)
         assert lease.num_tokens == 4
         cache.check()
+
+
+async def test_a_thread_is_refused_in_the_middle_of_a_step_of_the_loop() -> None:
+    cache = make_cache()
+    async with cache, cache.lease(key(PROMPT)) as lease:
+        await lease.allocate(4)
+        raised: list[type[BaseException]] = []
+
+        def elsewhere() -> None:
+            for call in (lambda: lease.commit(key(PROMPT)), lease.release, lambda: cache.lease(key(PROMPT))):
+                try:
+                    call()
+                except WrongLoopError as error:
+                    raised.append(type(error))
+
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()  # the loop stands still meanwhile
+        assert raised == [WrongLoopError] * 3
+        assert lease.commit(key(PROMPT)).num_adopted == 4
+        cache.check()
+
+
+def test_a_call_while_the_loop_does_not_run_is_refused() -> None:
+    cache = make_cache()
+    leases: list[Lease] = []
+
+    async def live(opened: asyncio.Event, stood_still: asyncio.Event) -> None:
+        async with cache, cache.lease(key(PROMPT)) as lease:
+            await lease.allocate(4)
+            leases.append(lease)
+            opened.set()
+            await stood_still.wait()
+            assert lease.commit(key(PROMPT)).num_adopted == 4
+            cache.check()
+
+    with asyncio.Runner() as runner:
+        loop, opened, stood_still = runner.get_loop(), asyncio.Event(), asyncio.Event()
+        task = loop.create_task(live(opened, stood_still))
+        loop.run_until_complete(opened.wait())
+        with pytest.raises(WrongLoopError):
+            leases[0].commit(key(PROMPT))
+        with pytest.raises(WrongLoopError):
+            leases[0].release()
+        stood_still.set()
+        loop.run_until_complete(task)
 
 
 async def test_who_opened_a_lease_is_named_by_file_and_line() -> None:

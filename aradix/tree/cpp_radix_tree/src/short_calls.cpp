@@ -40,6 +40,15 @@ bool ShortCalls::is_plain() const {
     if (PyDict_GET_SIZE(listening_.ptr()) != 1 || PyList_GET_SIZE(growth_.ptr()) != 0 ||
         PyList_GET_SIZE(admission_.ptr()) != 0 || PyList_GET_SIZE(standing_.ptr()) != 0)
         return false;
+    return is_at_home();
+}
+
+bool ShortCalls::is_at_home() const {
+    // Loops run each step in a context of its own, so what was true in this very context is true still. Asking again would
+    // cost a system call: asyncio wants to know whether the process was forked.
+    const PyThreadState *thread = PyThreadState_Get();
+    if (thread->id == home_thread_ && thread->context_ver == home_context_)
+        return true;
     PyObject *here = PyObject_CallNoArgs(current_.get(calls_.ptr()));
     if (here == nullptr) {
         if (!PyErr_ExceptionMatches(PyExc_RuntimeError))
@@ -48,7 +57,11 @@ bool ShortCalls::is_plain() const {
         return false;
     }
     Py_DECREF(here);
-    return token_.is(calls_.ptr(), here);
+    if (!token_.is(calls_.ptr(), here))
+        return false;
+    home_thread_ = thread->id;
+    home_context_ = thread->context_ver;
+    return true;
 }
 
 void ShortCalls::count_query(Hold &hold) const {

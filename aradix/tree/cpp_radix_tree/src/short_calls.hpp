@@ -30,6 +30,7 @@ private:
         return Py_TYPE(hold) == reinterpret_cast<PyTypeObject *>(hold_type_.ptr()) ? nb::inst_ptr<Hold>(hold) : nullptr;
     }
     bool is_plain() const;
+    bool is_at_home() const;
     bool is_key(PyObject *key) const {
         return Py_TYPE(key) == reinterpret_cast<PyTypeObject *>(key_type_.ptr()) &&
                key_slots_.item_bytes.number(key) == item_bytes_;
@@ -57,6 +58,7 @@ private:
     SlotOf plain_, current_, token_, run_length_;
     SlotOf watch_, num_opened_, num_queries_, num_query_tokens_, num_hit_tokens_, num_evicted_, num_resumes_;
     SlotOf num_held_, is_timed_;
+    mutable uint64_t home_thread_ = 0, home_context_ = 0;  // where the loop was last asked
 };
 
 // Registers the types by which Python calls all this: `ShortMethod` and the coroutine that it gives.

@@ -313,7 +313,7 @@ void Tree::set_gate(int64_t node_id, int gate) {
     Step step(*this);
     if (gate < kOpen || gate > kGranted)
         throw nb::value_error("no such gate");
-    at(node_named(node_id)).gate = gate;
+    at(node_named(node_id)).gate = static_cast<uint8_t>(gate);
 }
 
 nb::object Tree::open_gate(int64_t node_id) {
