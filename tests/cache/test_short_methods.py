@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import anyio
 import pytest
+import torch
 
 from aradix import CacheInitParams, Lease, Namespace, RadixCache, RadixKey, SlotAllocator
 from aradix.cache.calls import MAX_RUN, Calls
@@ -91,6 +92,50 @@ async def test_a_lease_opened_with_options_goes_on_without_python() -> None:
             await lease.allocate(4)
             lease.commit(key(PROMPT))
         assert slow_calls == []
+        cache.check()
+
+
+async def test_what_a_lease_shows_is_shown_without_python() -> None:
+    cache = make_cache()
+    async with cache:
+        slow_calls = note_slow_calls(cache)
+        await turn(cache, key(range(6)))
+        async with cache.lease(key(PROMPT[:1])) as other, cache.lease(key(range(8))) as lease:
+            assert (lease.num_matched, lease.num_tokens, other.num_matched) == (6, 6, 0)
+            await lease.allocate(2)
+            await other.allocate(3)
+            slots = lease.slots
+            assert (lease.num_matched, lease.num_tokens) == (6, 8)
+            assert lease.slots is slots  # until something changes
+            lease.commit(key(range(8)))
+            assert lease.slots.tolist() == slots.tolist() == cache._leases.slots_of(lease._hold).tolist()
+            assert lease.slots is not slots
+            assert slots.dtype == torch.int64
+            assert len({*slots.tolist(), *other.slots.tolist()}) == 11
+        assert slow_calls == []
+        with pytest.raises(LeaseReleasedError):
+            _ = lease.slots
+        assert lease.num_tokens == 8
+        cache.check()
+
+
+async def test_a_commit_that_fills_no_page_goes_on_without_python() -> None:
+    allocator = SlotAllocator(64, 4)
+    params = CacheInitParams(allocator, 4, low_watermark=0, high_watermark=0, tree_core="cpp")
+    cache = RadixCache(params)
+    async with cache:
+        slow_calls = note_slow_calls(cache)
+        async with cache.lease(key(range(6))) as lease:
+            await lease.allocate(7)
+            done = [lease.commit(key(range(length))) for length in (3, 6, 7)]
+            assert [(one.prefix_len, one.num_adopted, one.repointed) for one in done] == [
+                (0, 0, (0, 0)), (0, 4, (0, 0)), (4, 0, (4, 4)),
+            ]  # fmt: skip
+            assert [one.node.depth for one in done] == [0, 4, 4]
+            assert len(lease.key) == 7
+            with pytest.raises(UsageError, match="7 are matched or committed already"):
+                lease.commit(key(range(6)))
+        assert slow_calls == ["begin"]  # of what was refused
         cache.check()
 
 

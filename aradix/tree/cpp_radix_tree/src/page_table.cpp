@@ -112,12 +112,8 @@ bool PageTable::has_all(const int32_t *pages, size_t count, int state) const {
 }
 
 bool PageTable::is_run_of(const int32_t *pages, uint8_t state) const {
-    if (!follow_one_another(pages) || pages[0] < 1 ||
-        pages[0] + static_cast<int64_t>(kPagesAtOnce) - 1 > num_pages)
-        return false;
-    uint8_t wanted[kPagesAtOnce];
-    std::memset(wanted, state, kPagesAtOnce);
-    return std::memcmp(states_ + pages[0], wanted, kPagesAtOnce) == 0;
+    return follow_one_another(pages) && pages[0] >= 1 &&
+           pages[0] + static_cast<int64_t>(kPagesAtOnce) - 1 <= num_pages && are_all(states_ + pages[0], state);
 }
 
 void PageTable::set_states(const int32_t *pages, size_t count, uint8_t state) {

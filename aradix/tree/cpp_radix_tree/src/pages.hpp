@@ -60,10 +60,30 @@ inline void slots_of(const int32_t *pages, size_t first, size_t count, size_t pa
 constexpr size_t kPagesAtOnce = 16;
 
 inline bool follow_one_another(const int32_t *pages) {
-    uint32_t differ = 0;
-    for (uint32_t index = 0; index < kPagesAtOnce; ++index)
-        differ |= static_cast<uint32_t>(pages[index]) ^ (static_cast<uint32_t>(pages[0]) + index);
+    const auto first = static_cast<uint32_t>(pages[0]);
+    if (first > INT32_MAX - kPagesAtOnce)
+        return false;
+    // Two at a time, in the order of bytes of this machine.
+    const uint32_t begin[2] = {first, first + 1}, two[2] = {2, 2};
+    uint64_t expected, step, differ = 0;
+    std::memcpy(&expected, begin, sizeof expected);
+    std::memcpy(&step, two, sizeof step);
+    for (size_t index = 0; index < kPagesAtOnce; index += 2) {
+        uint64_t both;
+        std::memcpy(&both, pages + index, sizeof both);
+        differ |= both ^ expected;
+        expected += step;
+    }
     return differ == 0;
+}
+
+// Whether as many bytes from here on are all the same as `byte`.
+inline bool are_all(const uint8_t *bytes, uint8_t byte) {
+    static_assert(kPagesAtOnce == 2 * sizeof(uint64_t));
+    uint64_t halves[2];
+    std::memcpy(halves, bytes, kPagesAtOnce);
+    const uint64_t wanted = byte * UINT64_C(0x0101010101010101);
+    return ((halves[0] ^ wanted) | (halves[1] ^ wanted)) == 0;
 }
 
 }  // namespace aradix

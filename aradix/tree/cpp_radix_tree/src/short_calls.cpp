@@ -183,6 +183,27 @@ bool ShortCalls::leave(PyObject *hold_object) {
     return true;
 }
 
+nb::object ShortCalls::slots(PyObject *lease, PyObject *hold_object) {
+    Hold *hold = plain_hold(hold_object);
+    if (hold == nullptr || !hold->held || !is_plain())
+        return nb::object();
+    PyObject *known = lease_slots_.slots.get(lease), *known_of = lease_slots_.slots_of.get(lease);
+    if (known != nullptr && known != Py_None && known_of != nullptr && PyTuple_CheckExact(known_of) &&
+        PyTuple_GET_SIZE(known_of) == 3) {
+        const int64_t state[] = {hold->node_id, hold->published, hold->version};
+        bool same = true;
+        for (Py_ssize_t index = 0; index < 3; ++index)
+            same = same && PyLong_AsLongLong(PyTuple_GET_ITEM(known_of, index)) == state[index];
+        if (same)
+            return nb::borrow(known);
+    }
+    nb::object tensor = to_tensor_(tree_->slots_of_hold(*hold));
+    lease_slots_.slots_of.set(
+        lease, nb::make_tuple(integer(hold->node_id), integer(hold->published), integer(hold->version)));
+    lease_slots_.slots.set(lease, tensor);
+    return tensor;
+}
+
 bool ShortCalls::is_over(PyObject *hold_object) const {
     Hold *hold = plain_hold(hold_object);
     return hold != nullptr && !hold->held;

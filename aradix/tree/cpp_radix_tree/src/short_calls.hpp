@@ -20,15 +20,17 @@ public:
     // An InsertResult, or null.
     nb::object publish(PyObject *hold, PyObject *key);
     bool leave(PyObject *hold);
+    // A tensor, or null.
+    nb::object slots(PyObject *lease, PyObject *hold);
+    Hold *plain_hold(PyObject *hold) const {
+        return Py_TYPE(hold) == reinterpret_cast<PyTypeObject *>(hold_type_.ptr()) ? nb::inst_ptr<Hold>(hold) : nullptr;
+    }
     // Whether nothing is left to do for a lease that is collected.
     bool is_over(PyObject *hold) const;
 
     int traverse(visitproc visit, void *arg) const;
 
 private:
-    Hold *plain_hold(PyObject *hold) const {
-        return Py_TYPE(hold) == reinterpret_cast<PyTypeObject *>(hold_type_.ptr()) ? nb::inst_ptr<Hold>(hold) : nullptr;
-    }
     bool is_plain() const;
     bool is_at_home() const;
     bool is_key(PyObject *key) const {

@@ -97,8 +97,14 @@ std::optional<Published> Tree::publish_hold(Hold &hold, PageTable &table, nb::ha
         std::memcmp(key.tokens, before.tokens, std::min(size, known)) != 0)
         return std::nullopt;
     int64_t num_tokens = items(size), start = hold.published;
-    if (num_tokens < hold.committed || num_tokens > hold.num_tokens() || items(key.stop) <= start)
+    if (num_tokens < hold.committed || num_tokens > hold.num_tokens())
         return std::nullopt;
+    if (items(key.stop) <= start) {  // a page has to be full
+        hold.committed = num_tokens;
+        if (size > known)
+            hold.key = nb::borrow(view);
+        return Published{start, start, records_.ref(hold.node_id, start), nb::none()};
+    }
     Handle origin = node_named(hold.node_id);
     if (at(origin).detached || items(at(origin).depth) != start)
         return std::nullopt;
