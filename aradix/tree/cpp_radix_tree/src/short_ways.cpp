@@ -109,7 +109,7 @@ std::optional<Published> Tree::publish_hold(Hold &hold, PageTable &table, nb::ha
     if (at(origin).detached || items(at(origin).depth) != start)
         return std::nullopt;
     Place place = descend(key, origin, kPending);
-    if (place.gate != 0)
+    if (place.gate != 0 || !table.quiet)  // a thread may have retired slots while a long prompt was compared
         return std::nullopt;
     SlotRun fresh = hold.take_front_run(items(key.stop) - start);
     SlotRun spare = fresh.split_front(count_of(depth_of(place) - at(origin).depth), page_size_);

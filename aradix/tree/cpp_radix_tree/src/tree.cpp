@@ -12,6 +12,18 @@ void check_count(const Slots &slots, size_t needed) {
         throw nb::value_error("fewer slots than tokens");
 }
 
+// As long as this a compare takes longer than the 5 ms for which a Python thread may keep the GIL from others.
+constexpr size_t kLongCompare = size_t{1} << 25;
+
+// Lets go of the GIL while it compares, if that takes long. Nothing moves meanwhile: the step under way keeps everybody
+// out of the tree, and the key holds its bytes. What others may have changed by then is asked again by who relies on it.
+size_t difference_without_gil(const uint8_t *first, const uint8_t *second, size_t size) {
+    if (size < kLongCompare)
+        return first_difference(first, second, size);
+    nb::gil_scoped_release others_run;
+    return first_difference(first, second, size);
+}
+
 }  // namespace
 
 // ---- walking ----
@@ -68,7 +80,7 @@ Tree::Place Tree::descend(const Key &key, Handle from, int stopped_by) {
         if (node.gate >= stopped_by)
             return Place{handle, kNone, 0, node.id};
         size_t size = std::min(node.tokens.size(), key.stop - depth);
-        size_t same = first_difference(node.tokens.data(), key.tokens + depth, size);
+        size_t same = difference_without_gil(node.tokens.data(), key.tokens + depth, size);
         if (same < node.tokens.size())
             return Place{handle, child, same / page_bytes_ * page_bytes_};
         handle = child;
