@@ -391,6 +391,10 @@ class CacheStats:
         num_pins: of `cache.pin` that hold something.
         pinned: by them, and so a part of `protected`; what several pins hold counts for each.
         gate_waits: calls that had to wait for a subtree that somebody wanted alone, so far.
+        num_joiners: leases that wait for what another one computes (`join=True`).
+        joins: leases that had to wait for that, so far.
+        joined_tokens: tokens that they found after it and not before, so far.
+        join_takeovers: those whose leader ended before it had committed all, and that computed the rest, so far.
         loading: the part of `leased` that copies from the host are being made into.
         host_slots: of the host pool; what follows is about a cache that has one.
         host_free: can be handed out now.
@@ -444,6 +448,10 @@ class CacheStats:
     archived_tokens: int = field(default=0)
     num_pins: int = field(default=0)
     pinned: int = field(default=0)
+    num_joiners: int = field(default=0)
+    joins: int = field(default=0)
+    joined_tokens: int = field(default=0)
+    join_takeovers: int = field(default=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ def audit_cache(cache: RadixCache) -> None:
     tree = audit_tree(cache._core, _live_pins(cache))
     problems = [*tree.problems, *_audit_holds(cache), *_audit_gates(cache)]
     problems += cache._leases.pins.audit()
+    problems += cache._leases.joins.audit({waiter.hold.order for waiter in cache._pressure.admission})
     problems += cache._leases.tenants.audit(cache._holds.values())
     leased = [hold.own for hold in cache._holds.values()]
     places = {"cached": tree.cached, "detached": tree.detached, "leased": _join(leased)}

@@ -67,6 +67,7 @@ class BasePrefixCache(abc.ABC):
         resume: bool = False,
         stream: Any = None,
         load_back: bool = True,
+        join: bool = False,
     ) -> Lease:
         """A lease on the longest cached prefix of a key, to be entered with `async with`. Does not wait; entering may.
 
@@ -80,6 +81,12 @@ class BasePrefixCache(abc.ABC):
             stream: that the allocations are ordered for; the first of the engine's if there are any.
             load_back: copy to the device what a tier below it holds, before the lease is entered; entering may then
                 wait for slots. A cache without such a tier has nothing to copy.
+            join: wait, before the lease is entered, while another lease with `join=True` computes some of what this key
+                lacks: until that has committed as much as the two keys share, or has ended. Whoever is entered and
+                lacks something is waited for in turn, so of many leases that want the same one computes it, and if that
+                one fails, is cancelled or gives way, another goes on from what it committed. Commit each chunk as soon
+                as it is computed: others wait for it. A lease waits for none that its own task has entered, or that
+                waits in turn for one of these; a task that has a subtree exclusively waits for nobody.
 
         Raises:
             InvalidKeyError: `key` is no `RadixKey`.

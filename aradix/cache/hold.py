@@ -9,7 +9,7 @@ Ownership of the tokens of a lease, in token order:
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from itertools import islice
 from types import CodeType
 from typing import Any
@@ -66,6 +66,7 @@ class Hold(_Shown):
 
     `given` is the user's key; `key` is what the tree looks up, its bigrams under EAGLE. `held` is true from the step
     that enters the lease to the one that releases it. `host_hit` is what the last match found on the host alone.
+    `task` is a weak reference to the task that enters a lease with `join=True`; None in any other lease.
     """
 
     __slots__ = (
@@ -97,6 +98,7 @@ class Hold(_Shown):
         "resume",
         "store",
         "stream",
+        "task",
         "used",
         "version",
         "waiting",
@@ -127,6 +129,7 @@ class Hold(_Shown):
         self.resume = resume
         self.stream = stream
         self.used: set[Hashable] | None = None
+        self.task: Callable[[], Any] | None = None
         self.load_back = True
         self.host_hit = 0
         self.opened_in = opened_in

@@ -17,7 +17,7 @@ __all__ = ["Home", "is_cancellation"]
 class Home:
     """The loop that is running now. Asking whether this is still it costs a tenth of a microsecond."""
 
-    __slots__ = ("_call_next", "_call_soon", "_thread", "current", "token")
+    __slots__ = ("_call_next", "_call_soon", "_current_task", "_thread", "current", "token")
 
     def __init__(self) -> None:
         token: Any = current_token().native_token
@@ -26,16 +26,19 @@ class Home:
         self.current: Callable[[], Any]
         self._call_soon: Callable[[Callable[[], None]], Any]
         self._call_next: Callable[[Callable[[], None]], Any]
+        self._current_task: Callable[[], Any]
         if hasattr(token, "run_sync_soon"):
             import trio
 
             self.current, self._call_soon = trio.lowlevel.current_trio_token, token.run_sync_soon
             self._call_next = token.run_sync_soon
+            self._current_task = trio.lowlevel.current_task
         else:
             import asyncio
 
             self.current, self._call_soon = asyncio.get_running_loop, token.call_soon_threadsafe
             self._call_next = token.call_soon
+            self._current_task = asyncio.current_task
 
     def is_here(self) -> bool:
         """Whether the caller runs on this very loop, and so on its thread."""
@@ -67,6 +70,13 @@ class Home:
             raise WrongLoopError(
                 f"called from {here or 'outside any event loop'}, but the cache was opened on {self.token}"
             )
+
+    def current_task(self) -> Any:
+        """The loop's own object of the running task, which unlike an id is never another one's; None outside of any."""
+        try:
+            return self._current_task()
+        except RuntimeError:  # trio runs something that is no task
+            return None
 
     def call_next(self, step: Callable[[], None]) -> None:
         """Run a step when the loop next comes round; only from the loop itself."""

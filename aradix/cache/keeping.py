@@ -91,6 +91,7 @@ class KeepingCalls(BasePrefixCache):
         else:
             parts = [self._core.detach()]
         self._pool.give_back_all(freed for part in parts for freed in part.freed)
+        self._leases.joins.flushed(concerned)
         self._pressure.admission_unblocked()
         self._gates.serve_walkers()
         self._leases.changed()

@@ -53,7 +53,8 @@ class Lease:
         self._hold = hold
         self._reserve = reserve
         self._forked = False
-        self._short_calls: Any = cache._short_calls
+        # Compiled code knows nothing of those who wait for a commit.
+        self._short_calls: Any = cache._short_calls if hold.task is None else None
         self._slots: torch.Tensor | None = None
         self._slots_of: tuple[int, int, int] | None = None
 
@@ -62,6 +63,8 @@ class Lease:
     @short_method("enter")
     async def __aenter__(self) -> Self:
         """Match and pin in one step. Waits for a gate, and with `reserve` for slots; safe to cancel.
+
+        With `join` it waits for what others compute.
 
         Raises:
             CacheClosedError: the cache is closed, or was closed meanwhile.
@@ -79,12 +82,18 @@ class Lease:
             await checkpoint()
             cache._calls.begin_open()
             self._check_not_released()
-        if not cache._leases.rematch(hold):
-            await cache._leases.wait_at_gate(hold)
-            self._check_not_released()
-        tiers = cache._leases.tiers
-        if tiers is not None and tiers.may_bring(hold):
-            await tiers.load_back(hold)
+        if hold.task is not None:
+            cache._leases.joins.enlist(hold)
+        while True:
+            if not hold.node_id and not cache._leases.rematch(hold):
+                await cache._leases.wait_at_gate(hold)
+                self._check_not_released()
+            tiers = cache._leases.tiers
+            if tiers is not None and tiers.may_bring(hold):
+                await tiers.load_back(hold)
+                self._check_not_released()
+            if hold.task is None or self._reserve is not None or not await cache._leases.joins.wait(hold):
+                break
             self._check_not_released()
         if self._reserve is not None and not cache._pressure.admit_now(hold, self._reserve):
             await self._wait_for_admission(hold, self._reserve)
@@ -199,8 +208,12 @@ class Lease:
 
     @property
     def waits_for_slots(self) -> bool:
-        """Whether it stands in a queue for slots now, in whatever task: to be entered, or to grow."""
-        return self._hold.waiting
+        """Whether it stands in a queue for slots now, in whatever task: to be entered, or to grow.
+
+        Not while it waits there for what another lease computes.
+        """
+        hold = self._hold
+        return hold.waiting and not self._cache._leases.joins.is_waiting(hold)
 
     @property
     @short_method("slots")
@@ -332,6 +345,8 @@ class Lease:
             done = leases.commit(hold, key, view)
         if priorities:
             leases.prioritize(hold, priorities)
+        if hold.task is not None and not leases.joins.progressed(hold):
+            self._short_calls = self._cache._short_calls
         return done
 
     def _check_commit(self, hold: Hold, view: RadixKey) -> None:

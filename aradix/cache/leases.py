@@ -15,6 +15,7 @@ import torch
 
 from aradix.cache.calls import Calls, closed_error
 from aradix.cache.hold import Hold, make_hold
+from aradix.cache.joins import Joins
 from aradix.cache.locks import Gates
 from aradix.cache.low_level import LowLevelPins
 from aradix.cache.pins import Pins
@@ -23,7 +24,7 @@ from aradix.cache.pressure import Pressure
 from aradix.cache.tenants import Tenants
 from aradix.cache.watch import Watcher
 from aradix.errors import AradixError, LeaseReleasedError
-from aradix.keys import RadixKey
+from aradix.keys import BIGRAM_BYTES, TOKEN_BYTES, RadixKey
 from aradix.memory.page_table import HELD
 from aradix.params import CacheInitParams, InsertResult, NodeRef, PriorityRange
 from aradix.tree.protocol import Freed, Ready, Slots, TreeCore
@@ -86,6 +87,8 @@ class Leases:
         self.pins.changed = self.changed
         self.gates = Gates(core, self.pressure, self.pool.give_back_all, self.changed, params.clock, self.pins)
         self.low_pins = LowLevelPins(core)
+        item_bytes = BIGRAM_BYTES if params.is_eagle else TOKEN_BYTES
+        self.joins = Joins(self, params.page_size, params.page_size * item_bytes, params.clock)
         self.passing: set[Hold | Passage] = set()
         """Pinned, and neither held nor queued: let in by a gate or by a load in the step that ended it, and not awake
         yet; or waiting for the page store."""
@@ -260,6 +263,8 @@ class Leases:
         """From now on the hold is a lease that somebody has."""
         hold.entered = hold.held = True
         self.holds[hold.order] = hold
+        if hold.task is not None:
+            self.joins.announce(hold)
 
     def commit(self, hold: Hold, given: RadixKey, view: RadixKey) -> InsertResult:
         """Publish the whole pages of a key that was checked already."""
@@ -356,6 +361,8 @@ class Leases:
             self.watch.released(hold)
         hold.released = True
         hold.held = False
+        if hold.task is not None:
+            self.joins.forget(hold)
         self.holds.pop(hold.order, None)
         if hold.waiting:
             self.pressure.drop(

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import anyio
 
 from aradix.cache.hold import Hold
+from aradix.cache.joins import Joins
 from aradix.cache.pins import Pins
 from aradix.cache.pool import SlotPool
 from aradix.cache.watch import Watcher
@@ -101,6 +102,10 @@ class Admissions(Protocol):
 
     def count_query(self, hold: Hold) -> None:
         """A lease got its first slots."""
+
+    @property
+    def joins(self) -> Joins:
+        """Who waits for what another lease computes; `Joins` says how."""
 
     @property
     def pins(self) -> Pins:
@@ -226,7 +231,7 @@ class Pressure:
 
     def admit_now(self, hold: Hold, num_tokens: int) -> bool:
         """Serve an admission whose prefix is pinned already, unless others wait."""
-        if len(self):
+        if len(self) or (hold.task is not None and self._cache.joins.board(hold)):
             return False
         admitted = self._admit(hold, num_tokens)
         self._catch_up()
@@ -313,6 +318,7 @@ class Pressure:
         (self.admission if waiter.reserve else self.growth).remove(waiter)
         waiter.hold.waiting = False
         if waiter.reserve:
+            self._cache.joins.leave(waiter.hold)
             self._cache.drop_pins(waiter.hold)
         if error is not None:
             waiter.settle(error)
@@ -412,12 +418,18 @@ class Pressure:
 
     def _serve_admission(self, waiter: SlotWaiter) -> bool:
         """Match again (others may have published meanwhile, or the pins were revoked), and take what is missing."""
-        hold = waiter.hold
+        hold, joins = waiter.hold, self._cache.joins
+        if hold.task is not None and joins.is_waiting(hold):
+            waiter.blocked = True
+            return False
         if waiter.blocked or not hold.node_id or waiter.version != self._core.version:
             waiter.version = self._core.version
             waiter.blocked = not self._cache.rematch(hold)
             if waiter.blocked:
                 return False
+        if hold.task is not None and joins.board(hold):
+            waiter.blocked = True
+            return False
         if self._admit(hold, waiter.num_tokens):
             return True
         if not waiter.keeps_pins:

@@ -29,6 +29,7 @@ from aradix.cache.calls import Calls, closed_error
 from aradix.cache.event_sinks import EventCalls, EventSinks
 from aradix.cache.evictor import Background
 from aradix.cache.home import Home, is_cancellation
+from aradix.cache.joins import not_entered
 from aradix.cache.keeping import KeepingCalls
 from aradix.cache.lease import Lease, count_of
 from aradix.cache.leases import Leases, Passage
@@ -123,6 +124,7 @@ class RadixCache(KeepingCalls, EventCalls):
         if self._home is not None:
             raise UsageError("this cache was opened already; make another RadixCache")
         self._home = Home()
+        self._leases.joins.current_task = self._home.current_task
         self._background = Background(self._wants_slots, self._evict_ahead, self._wants_polls, self._poll)
         self._task_group = anyio.create_task_group()
         await self._task_group.__aenter__()
@@ -172,6 +174,7 @@ class RadixCache(KeepingCalls, EventCalls):
         self._calls.drain_dropped()
         self._pressure.drop_all(closed_error)
         self._gates.close_down(closed_error)
+        self._leases.joins.close_down(closed_error)
         self._leases.pins.end_all("closed")
         self._pool.give_back_all(self._core.detach().freed)
         self._event_sinks.close()
@@ -248,6 +251,7 @@ class RadixCache(KeepingCalls, EventCalls):
         resume: bool = False,
         stream: Any = None,
         load_back: bool = True,
+        join: bool = False,
     ) -> Lease:
         self._calls.begin_open()
         view = self._view(key)
@@ -271,10 +275,14 @@ class RadixCache(KeepingCalls, EventCalls):
             raise UsageError(f"resume must be a bool, got {resume!r}")
         if not (load_back is True or load_back is False):
             raise UsageError(f"load_back must be a bool, got {load_back!r}")
+        if not (join is True or join is False):
+            raise UsageError(f"join must be a bool, got {join!r}")
         caller = sys._getframe(1)
         hold = self._leases.new(view, key, limit, priority, store, resume, stream, caller.f_code, caller.f_lasti)
         if self._leases.tiers is not None:
             hold.load_back = load_back
+        if join and not self._params.disable:
+            hold.task = not_entered
         return Lease(self, hold, reserve)
 
     def _view(self, key: RadixKey) -> RadixKey:

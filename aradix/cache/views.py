@@ -46,6 +46,10 @@ def make_stats(cache: RadixCache) -> CacheStats:
         retracts=pressure.num_retracts,
         slot_waits=pressure.num_waits,
         gate_waits=cache._gates.num_waits,
+        num_joiners=cache._leases.joins.num_waiting,
+        joins=cache._leases.joins.num_joins,
+        joined_tokens=cache._leases.joins.num_tokens,
+        join_takeovers=cache._leases.joins.num_takeovers,
         **(cache._leases.tiers.stats() if cache._leases.tiers is not None else {}),
     )
 

@@ -35,6 +35,9 @@ class Watcher:
     def waited_at_gate(self, began: float) -> None:
         """A call that had to wait for a subtree goes on, or was cancelled."""
 
+    def waited_to_join(self, began: float) -> None:
+        """A lease that waited for what another one computes goes on, or was cancelled; not of those with `reserve`."""
+
     def evicting(self) -> None:
         """The tree is about to evict."""
 
@@ -67,6 +70,10 @@ class _Watchers(Watcher):
     def waited_at_gate(self, began: float) -> None:
         for watcher in self._watchers:
             watcher.waited_at_gate(began)
+
+    def waited_to_join(self, began: float) -> None:
+        for watcher in self._watchers:
+            watcher.waited_to_join(began)
 
     def evicting(self) -> None:
         for watcher in self._watchers:

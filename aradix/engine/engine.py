@@ -69,6 +69,8 @@ class AsyncEngine:
         chunk_tokens: the most tokens of prompts in a step, so that long prompts do not hold up those who decode.
         max_waiting: requests that may wait for a place in the batch; beyond them `generate` raises `Overloaded`. `None`
             for no limit.
+        join: a request waits for what another one is computing instead of computing the same: of many that come
+            together with a prompt in common, one computes it.
         eos_token_ids: with which the model says that it is done.
         tokenizer: for `Generation.text` and stop texts.
 
@@ -84,6 +86,7 @@ class AsyncEngine:
         max_batch_size: int = 8,
         chunk_tokens: int = 512,
         max_waiting: int | None = None,
+        join: bool = True,
         eos_token_ids: Iterable[int] = (),
         tokenizer: Tokenizer | None = None,
     ) -> None:
@@ -92,6 +95,8 @@ class AsyncEngine:
                 raise ConfigError(f"{name} must be an int of at least {least}, got {value!r}")
         if max_waiting is not None and (type(max_waiting) is not int or max_waiting < 0):
             raise ConfigError(f"max_waiting must be an int of at least 0, or None, got {max_waiting!r}")
+        if type(join) is not bool:
+            raise ConfigError(f"join must be a bool, got {join!r}")
         params = cache._params
         if params.is_eagle:
             raise ConfigError("the engine decodes one token at a time; a cache with is_eagle=True is of no use to it")
@@ -104,7 +109,7 @@ class AsyncEngine:
         self._page_size = params.page_size
         self._clock = params.clock
         self._runner = runner
-        self._scheduler = Scheduler(cache, runner, max_batch_size, chunk_tokens)
+        self._scheduler = Scheduler(cache, runner, max_batch_size, chunk_tokens, join)
         self._max_batch_size = max_batch_size
         self._max_waiting = max_waiting
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -123,7 +128,7 @@ class AsyncEngine:
         self._home = Home()
         self._task_group = anyio.create_task_group()
         await self._task_group.__aenter__()
-        self._task_group.start_soon(self._scheduler.run)
+        self._scheduler.start(self._task_group)
         self._is_open = True
         return self
 
@@ -233,7 +238,8 @@ class AsyncEngine:
     def _check_load(self) -> None:
         scheduler = self._scheduler
         num_waiting = len(scheduler.waiting)
-        if self._max_waiting is None or scheduler.has_free_seats or num_waiting < self._max_waiting:
+        # Who gets a seat at once does not wait.
+        if self._max_waiting is None or num_waiting < max(self._max_waiting, int(scheduler.has_free_seats)):
             return
         # As long as it takes until one of the places in the queue is free, if the requests go on as they did so far.
         retry_after = max(1.0, scheduler.mean_seconds / self._max_batch_size)

@@ -194,9 +194,17 @@ class LlamaRunner:
     Args:
         model: the weights.
         pool: where the KV is, as `model.make_pool` makes it.
+
+    Raises:
+        ConfigError: a pool of another shape, type or device.
     """
 
     def __init__(self, model: LlamaModel, pool: MHAKVPool) -> None:
+        shape = (pool.num_layers, *pool.key_buffer[0].shape[1:], pool.dtype, pool.device)
+        c = model.config
+        needed = (c.num_layers, c.num_kv_heads, c.head_dim, model.dtype, model.device)
+        if shape != needed:
+            raise ConfigError(f"the pool's layers, heads, head_dim, type and device are {shape}; the model's {needed}")
         self.model = model
         self.pool = pool
         self.vocab_size = model.config.vocab_size

@@ -14,7 +14,7 @@ from aradix.engine.text import TextStream
 from aradix.errors import AradixError, CapacityError, UsageError
 from aradix.keys import Namespace, RadixKey
 
-__all__ = ["EngineClosedError", "FinishReason", "Generation", "Overloaded", "Pulse", "Request", "StepError"]
+__all__ = ["EngineClosedError", "FinishReason", "Generation", "Overloaded", "Pulse", "Request", "StepError", "caused"]
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -33,6 +33,12 @@ class EngineClosedError(AradixError):
 
 class StepError(AradixError):
     """A step of the model failed, and with it every request that it computed; the cause is what the runner raised."""
+
+
+def caused(error: AradixError, cause: BaseException) -> AradixError:
+    """An error with its cause: a new one for each request, since whoever raises one writes into it."""
+    error.__cause__ = cause
+    return error
 
 
 class Pulse:
@@ -95,6 +101,7 @@ class Request:
         self._on_end = on_end
         self.lease: Lease | None = None
         self.is_entered = False
+        self.is_growing = False
         self.is_decoding = False
         self.awaits_token = False
         self.was_admitted = False
@@ -116,6 +123,11 @@ class Request:
     def is_over(self) -> bool:
         """Whether there will be no more tokens."""
         return self.finish_reason is not None or self.error is not None
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it asks for slots, to be entered or to grow."""
+        return self.lease is not None and (self.is_growing or self.lease.waits_for_slots)
 
     @property
     def num_slots_wanted(self) -> int:

@@ -19,15 +19,15 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import anyio
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
+from aradix.cache.home import is_cancellation
 from aradix.cache.lease import Lease
 from aradix.cache.radix_cache import RadixCache
-from aradix.engine.request import Pulse, Request, StepError
+from aradix.engine.request import EngineClosedError, Pulse, Request, StepError, caused
 from aradix.engine.runner import Chunk, ModelRunner
-from aradix.errors import LeaseReleasedError, RetractError
+from aradix.errors import LeaseReleasedError, RetractError, UsageError
 
 __all__ = ["Scheduler"]
 
@@ -45,16 +45,19 @@ class _Turn:
 
 
 class Scheduler:
-    """The requests of one engine. Nothing waits but `run` and the tasks that it starts.
+    """The requests of one engine. Nothing here waits but the tasks that `start` starts.
 
     Args:
         cache: opened.
         runner: computes the steps.
         max_batch_size: requests that have a seat at a time, and so a lease.
         chunk_tokens: the most tokens of prompts in a step.
+        join: whether a request waits for what another one is computing.
     """
 
-    def __init__(self, cache: RadixCache, runner: ModelRunner, max_batch_size: int, chunk_tokens: int) -> None:
+    def __init__(
+        self, cache: RadixCache, runner: ModelRunner, max_batch_size: int, chunk_tokens: int, join: bool
+    ) -> None:
         self.waiting: list[Request] = []
         """In the order in which they get a seat."""
         self.seated: list[Request] = []
@@ -76,6 +79,7 @@ class Scheduler:
         self._page_size = cache._params.page_size
         self._max_batch_size = max_batch_size
         self._chunk_tokens = chunk_tokens
+        self._join = join
         self._wake = Pulse()
         self._tasks: TaskGroup | None = None
 
@@ -110,6 +114,9 @@ class Scheduler:
 
     def _fill_seats(self) -> None:
         while self._tasks is not None and self.waiting and self.has_free_seats:
+            # Not while somebody more urgent is short of slots: it would have to give way again at once.
+            if any(one.is_short and one.priority > self.waiting[0].priority for one in self.seated):
+                return
             request = self.waiting.pop(0)
             self.seated.append(request)
             try:
@@ -120,6 +127,7 @@ class Scheduler:
                     priority=request.priority,
                     resume=request.was_admitted,
                     stream=self._runner.stream,
+                    join=self._join,
                 )
             except Exception as error:
                 request.fail(error)
@@ -128,24 +136,32 @@ class Scheduler:
 
     # ---- the tasks
 
-    async def run(self) -> None:
-        """The scheduler's own task. Never ends by itself; what stops it ends every request. Waits."""
+    def start(self, tasks: TaskGroup) -> None:
+        """Start the scheduler's own task, and those of the requests, in a task group. Does not wait."""
+        self._tasks = tasks
+        tasks.start_soon(self._run)
+
+    async def _run(self) -> None:
+        """Never ends by itself; what stops it ends every request. Waits."""
         try:
-            async with anyio.create_task_group() as self._tasks:
+            while True:
+                # Whoever was told of the last step takes his slots for the next one before that is put together.
+                await checkpoint()
+                self._make_way()
                 self._fill_seats()
-                while True:
-                    # Whoever was told of the last step takes his slots for the next one before that is put together.
-                    await checkpoint()
-                    self._make_way()
-                    turns = self._next_turns()
-                    if turns:
-                        await self._step(turns)
-                    else:
-                        await self._wake.wait()
-        finally:
+                turns = self._next_turns()
+                if turns:
+                    await self._step(turns)
+                else:
+                    await self._wake.wait()
+        except BaseException as error:
             self._tasks = None
             for request in [*self.waiting, *self.seated]:
-                request.end("abort")
+                if is_cancellation(error):
+                    request.end("abort")
+                else:
+                    request.fail(caused(EngineClosedError(f"the engine failed: {error!r}"), error))
+            raise
 
     async def _serve(self, request: Request, lease: Lease) -> None:
         """Holds a seated request's lease: admission, growth, and the way out. Waits."""
@@ -176,15 +192,19 @@ class Scheduler:
         request.enter(lease.num_matched)
 
     async def _grow(self, request: Request, lease: Lease) -> None:
-        while (missing := request.num_slots_wanted - lease.num_tokens) > 0:
-            self._wake.send()  # somebody may have to make way
-            try:
-                await lease.allocate(missing)
-            except RetractError:
-                victim = self._least_urgent(below=request.priority)
-                if victim is None:
-                    raise
-                self._retract(victim)
+        request.is_growing = True
+        try:
+            while (missing := request.num_slots_wanted - lease.num_tokens) > 0:
+                self._wake.send()  # somebody may have to make way
+                try:
+                    await lease.allocate(missing)
+                except RetractError:
+                    victim = self._least_urgent(below=request.priority)
+                    if victim is None:
+                        raise
+                    self._retract(victim)
+        finally:
+            request.is_growing = False
 
     # ---- giving way
 
@@ -204,8 +224,9 @@ class Scheduler:
 
     def _retract(self, request: Request) -> None:
         """Have a seated request wait again."""
-        _log.info("request %s gives way, after %d tokens", request.request_id, len(request.tokens))
-        self.num_retractions += 1
+        if request.is_entered:
+            self.num_retractions += 1
+            _log.info("request %s gives way, after %d tokens", request.request_id, len(request.tokens))
         self.seated.remove(request)
         request.let_go()
         self.submit(request)
@@ -238,12 +259,12 @@ class Scheduler:
             turn.request.moved.send()
         try:
             tokens = await self._runner.step([turn.chunk for turn in turns])
+            self._check_answer(turns, tokens)
         except Exception as error:
-            _log.warning("a step of %d requests failed: %s", len(turns), error)
+            _log.warning("a step of %d requests failed: %r", len(turns), error)
             for turn in turns:
-                failure = StepError(f"the step that computed this request and {len(turns) - 1} others failed: {error}")
-                failure.__cause__ = error
-                turn.request.fail(failure)
+                what = f"the step that computed this request, and {len(turns) - 1} others, failed: {error!r}"
+                turn.request.fail(caused(StepError(what), error))
             return
         finally:
             for turn in turns:
@@ -251,6 +272,13 @@ class Scheduler:
         self.num_steps += 1
         for turn, token in zip(turns, tokens, strict=True):
             self._settle(turn, token)
+
+    def _check_answer(self, turns: Sequence[_Turn], tokens: Sequence[int | None]) -> None:
+        if len(tokens) != len(turns):
+            raise UsageError(f"the runner gave {len(tokens)} tokens for {len(turns)} chunks")
+        for turn, token in zip(turns, tokens, strict=True):
+            if turn.chunk.sampler is not None and not (isinstance(token, int) and 0 <= token < self._runner.vocab_size):
+                raise UsageError(f"the runner chose {token!r} of a vocabulary of {self._runner.vocab_size}")
 
     def _settle(self, turn: _Turn, token: int | None) -> None:
         """What a step made of a request, which may have ended, or lost its lease, while the step ran."""

@@ -158,11 +158,14 @@ def _folder_config(path: Path) -> LlamaConfig:
         raise ConfigError(f"{path} is of {sorted(architectures)}; only {sorted(_ARCHITECTURES)} run here")
     if said.get("sliding_window"):
         raise ConfigError(f"{path} has a sliding window of {said['sliding_window']}, which is not supported")
+    for name in ("attention_bias", "mlp_bias"):
+        if said.get(name):
+            raise ConfigError(f"{path} has {name}; projections with a bias are not supported")
     if said.get("hidden_act", "silu") != "silu":
         raise ConfigError(f"{path} has the activation {said['hidden_act']!r}; only silu is supported")
 
     def need(name: str) -> Any:
-        if name not in said:
+        if said.get(name) is None:
             raise ConfigError(f"{path} does not say {name}")
         return said[name]
 

@@ -10,6 +10,7 @@ from typing import Any
 from stress.bench import (
     allocator,
     contention,
+    engine,
     events,
     eviction,
     lease,
@@ -50,6 +51,7 @@ _MODULES = {
     "transfer": transfer,
     "contention": contention,
     "tiers": tiers,
+    "engine": engine,
 }
 
 BENCHMARKS = {

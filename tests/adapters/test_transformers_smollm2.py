@@ -21,59 +21,27 @@ NUM_NEW = 3
 STORY = "The old man went to the river and said to the boy : The capital of France is"
 OTHER = "The old man went to the river and said to the king : The name of the city is"
 
-NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-"""What a weight of a layer is called there, and by transformers."""
-
-
-def halves(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """The rows of a projection in the order of transformers, whose rotary pairs are the halves of a head."""
-    pairs = weight.view(num_heads, -1, 2, weight.shape[1])
-    return pairs.transpose(1, 2).reshape(weight.shape)
-
-
-def rope_theta(smollm2: SmolLM2) -> float:
-    """The base of its rotary frequencies, the second of which is base ** (-2 / head_dim)."""
-    return float(smollm2._frequencies[1].double() ** (-smollm2.head_dim / 2))
-
 
 @pytest.fixture(scope="module")
 def model(smollm2: SmolLM2) -> Any:
-    """The same weights in transformers' Llama; but for two projections a layer they are shared."""
-    weights = smollm2._weights
-    embedding = weights["token_embd.weight"]
+    """The same weights, shared, in transformers' Llama."""
+    weights, shape = smollm2.model.weights, smollm2.model.config
     config = LlamaConfig(
-        vocab_size=len(embedding),
-        hidden_size=embedding.shape[1],
-        intermediate_size=len(weights["blk.0.ffn_up.weight"]),
-        num_hidden_layers=smollm2.num_layers,
-        num_attention_heads=smollm2.num_heads,
-        num_key_value_heads=smollm2.num_kv_heads,
-        head_dim=smollm2.head_dim,
-        rms_norm_eps=smollm2._epsilon,
-        rope_parameters={"rope_type": "default", "rope_theta": rope_theta(smollm2)},
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=len(weights["model.layers.0.mlp.up_proj.weight"]),
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        rms_norm_eps=shape.rms_epsilon,
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
         tie_word_embeddings=True,
         eos_token_id=None,
     )
-    state = {"model.embed_tokens.weight": embedding, "model.norm.weight": weights["output_norm.weight"]}
-    for layer in range(smollm2.num_layers):
-        for name, theirs in NAMES.items():
-            weight = weights[f"blk.{layer}.{name}.weight"]
-            if name in ("attn_q", "attn_k"):
-                weight = halves(weight, smollm2.num_heads if name == "attn_q" else smollm2.num_kv_heads)
-            state[f"model.layers.{layer}.{theirs}.weight"] = weight
     with torch.device("meta"):
         made: Any = LlamaForCausalLM(config)
-    missing, unknown = made.load_state_dict(state, strict=False, assign=True)
+    missing, unknown = made.load_state_dict(weights, strict=False, assign=True)
     assert (missing, unknown) == (["lm_head.weight"], [])
     made.tie_weights()
     made.model.rotary_emb = type(made.model.rotary_emb)(config)

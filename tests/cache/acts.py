@@ -11,7 +11,7 @@ from anyio.lowlevel import checkpoint
 
 from aradix import Lease, Namespace, RadixCache, RadixKey
 
-__all__ = ["Act", "begin", "entered", "filled", "key", "settled"]
+__all__ = ["Act", "begin", "entered", "filled", "join", "joiner", "key", "leader", "settled"]
 
 ROUNDS = 40
 """Turns of the loop after which whatever can run has run: no chain of wake-ups here is half as long."""
@@ -78,3 +78,24 @@ async def begin(tasks: TaskGroup, function: Callable[..., Awaitable[Any]], *args
     tasks.start_soon(act.run, function, *args)
     await settled()
     return act
+
+
+async def join(cache: RadixCache, wanted: RadixKey, **options: Any) -> Lease:
+    """A lease in hand that has waited for others; the caller releases it."""
+    lease = cache.lease(wanted, join=True, **options)
+    await lease.__aenter__()
+    return lease
+
+
+async def leader(tasks: TaskGroup, cache: RadixCache, wanted: RadixKey, num_fresh: int = 0, **options: Any) -> Lease:
+    """As `join`, entered in a task of its own that is over by now, and holding so many fresh tokens."""
+    act = await joiner(tasks, cache, wanted, **options)
+    lease: Lease = act.value
+    if num_fresh:
+        lease.allocate_nowait(num_fresh)
+    return lease
+
+
+async def joiner(tasks: TaskGroup, cache: RadixCache, wanted: RadixKey, **options: Any) -> Act:
+    """A task that enters a lease, perhaps after others."""
+    return await begin(tasks, lambda: join(cache, wanted, **options))

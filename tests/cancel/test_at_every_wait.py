@@ -15,7 +15,7 @@ import anyio
 import pytest
 
 from aradix import EvictParams, InsertParams, MatchPrefixParams, RadixCache, SlotAllocator
-from tests.cache.acts import Act, entered, filled, key, settled
+from tests.cache.acts import Act, begin, entered, filled, key, settled
 from tests.support.caches import idle_sum, opened
 from tests.support.tiers import TieredScene, opened_tiers
 
@@ -110,6 +110,20 @@ async def occupied() -> AsyncIterator[Scene]:
 
 
 @asynccontextmanager
+async def led() -> AsyncIterator[Scene]:
+    """Somebody computes what is asked for, until the scene lets go; who takes over finds half of it."""
+    allocator = SlotAllocator(NUM_SLOTS)
+    async with opened(allocator=allocator) as cache:
+        async with anyio.create_task_group() as tasks:  # a task does not wait for what it leads itself
+            leading = await begin(tasks, lambda: entered(cache, key(range(8)), 8, join=True))
+        leading.value.commit(key(range(4)))
+        scene = Scene(cache, allocator)
+        scene.let_go = leading.value.release
+        yield scene
+        leading.value.release()
+
+
+@asynccontextmanager
 async def tired() -> AsyncIterator[Scene]:
     """A cache whose next call lets others go first."""
     allocator = SlotAllocator(NUM_SLOTS)
@@ -179,6 +193,17 @@ async def reserve(scene: Scene) -> None:
         held.commit(key(range(6)))
 
 
+async def join(scene: Scene) -> None:
+    async with scene.cache.lease(key(range(10)), join=True) as held:
+        assert held.num_matched == 4
+        await held.allocate(6)
+
+
+async def join_and_reserve(scene: Scene) -> None:
+    async with scene.cache.lease(key(range(10)), join=True, reserve=10) as held:
+        assert held.num_matched == 4
+
+
 async def allocate(scene: Scene) -> None:
     async with scene.cache.lease(key(range(8))) as held:
         await held.allocate(8)
@@ -228,6 +253,8 @@ CASES = [
     (gated, match),
     (gated, insert),
     (occupied, exclusive),
+    (led, join),
+    (led, join_and_reserve),
     (loading, lease),
     (loading, reserve),
     (crowded, lease),
@@ -321,6 +348,7 @@ async def tidy(scene: Scene) -> None:
     scene.cache.check()
     assert scene.cache.stats().num_slot_waiters == 0
     assert scene.cache._gates.num_walkers == 0
+    assert not scene.cache._leases.joins.joiners
 
 
 @pytest.mark.parametrize(("make_scene", "call"), CASES, ids=names)

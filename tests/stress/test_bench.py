@@ -16,7 +16,7 @@ import pytest
 
 from aradix import RadixKey, SlotAllocator
 from aradix.tree import make_core
-from stress.bench import allocator, eviction, lease, lookup, memory, turns, waiting
+from stress.bench import allocator, engine, eviction, lease, lookup, memory, turns, waiting
 from stress.bench.chats import HIT_TOKENS, NUM_SLOTS, PROMPT_TOKENS, chat_turns
 from stress.bench.pairs import median_ratio
 from stress.bench.peers import PeerMissing, sglang_release
@@ -100,6 +100,21 @@ def test_the_path_of_the_long_prompt_has_the_nodes_it_names(num_nodes: int) -> N
 @pytest.mark.parametrize("grows", [True, False])
 def test_every_task_that_waits_is_served(grows: bool) -> None:
     assert anyio.run(waiting._cache_side, 20, grows) >= 0
+
+
+def test_every_side_of_the_engine_answers_and_the_cache_saves_what_is_shared() -> None:
+    found = anyio.run(engine._measure, engine._random_model(), 3, 32, 1)
+    tokens = {(row["side"], row["phase"]): row["prefill_tokens"] for row in found}
+    assert tokens == {
+        ("no cache", "together"): 120,
+        ("no cache", "again"): 120,
+        ("cache", "together"): 120,
+        ("cache", "again"): 24,
+        ("cache and join", "together"): 56,
+        ("cache and join", "again"): 24,
+    }
+    text = engine.table({"rows": found, "clients": 3, "shared_tokens": 32, "model": "random weights"})
+    assert "cache and join" in text
 
 
 @pytest.mark.parametrize("side", ["core", "cache"])

@@ -9,7 +9,7 @@ Hold::Hold(int64_t order_, nb::object key_, nb::object given_, int64_t limit_, n
            int64_t page_size_)
     : order(order_), limit(limit_), opened_near(opened_near_), page_size(page_size_), opened_when(opened_when_),
       key(std::move(key_)), given(std::move(given_)), priority(std::move(priority_)), stream(std::move(stream_)),
-      used(nb::none()), opened_in(std::move(opened_in_)), store(store_), resume(resume_) {
+      used(nb::none()), task(nb::none()), opened_in(std::move(opened_in_)), store(store_), resume(resume_) {
     if (page_size < 1)
         throw nb::value_error("a page has at least one slot");
     num_opened = static_cast<int64_t>(nb::len(given));
@@ -69,15 +69,15 @@ void Hold::drop_all() {
 }
 
 int Hold::traverse(visitproc visit, void *arg) const {
-    for (PyObject *object : {key.ptr(), given.ptr(), priority.ptr(), stream.ptr(), used.ptr(), opened_in.ptr()})
+    for (PyObject *object : {key.ptr(), given.ptr(), priority.ptr(), stream.ptr(), used.ptr(), task.ptr(), opened_in.ptr()})
         Py_VISIT(object);
     return 0;
 }
 
 void Hold::clear() {
     // What goes may run Python, which must find a hold that is whole.
-    nb::object gone[] = {std::move(stream), std::move(used)};
-    stream = used = nb::none();
+    nb::object gone[] = {std::move(stream), std::move(used), std::move(task)};
+    stream = used = task = nb::none();
 }
 
 }  // namespace aradix

@@ -18,7 +18,7 @@ public:
 
     int64_t order, limit, opened_near, page_size;
     double opened_when;
-    nb::object key, given, priority, stream, used, opened_in;
+    nb::object key, given, priority, stream, used, task, opened_in;
     int64_t num_opened = 0;
     int64_t node_id = 0;
     int64_t num_matched = 0;

@@ -1,0 +1,97 @@
+"""Requests that come, wait, are computed, give way and vanish in any order: right tokens, and nothing left behind."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import anyio
+import pytest
+
+from aradix import ChunkCache, RadixCache
+from aradix.engine import AsyncEngine, EngineStats, SamplingParams
+from stress.schedules import run
+from tests.engine.hash_runner import HashRunner, expected
+from tests.engine.workplace import working
+
+MAX_NEW = 8
+
+
+class Visitors:
+    """Consumers of one engine, of whom some lose patience, each in another way."""
+
+    def __init__(self, engine: AsyncEngine, seed: int, num_slots: int) -> None:
+        self.engine = engine
+        self.chance = random.Random(seed)
+        self.longest = num_slots - MAX_NEW
+        self.num_vanished = 0
+        # Few beginnings, so that prefixes are shared; long ones, so that they are worth it.
+        self.beginnings = [[self.chance.randrange(1000) for _ in range(self.longest // 2)] for _ in range(3)]
+
+    def prompt(self) -> list[int]:
+        chance = self.chance
+        beginning = chance.choice(self.beginnings)[: chance.randrange(self.longest // 2 + 1)]
+        return beginning + [chance.randrange(1000) for _ in range(chance.randrange(1, self.longest // 2))]
+
+    async def visit(self) -> None:
+        chance = self.chance
+        await anyio.sleep(chance.random() * 30)
+        prompt, num_new = self.prompt(), chance.randrange(1, MAX_NEW + 1)
+        right = expected(prompt, num_new)
+        answer = self.engine.generate(prompt, SamplingParams(max_tokens=num_new), priority=chance.randrange(3))
+        patience = chance.choice((None, None, "cancelled", "closed", "dropped", "aborted"))
+        seen: list[int] = []
+        if patience is None:
+            seen = [token async for token in answer]
+            assert (seen, answer.finish_reason) == (right, "length")
+            return
+        self.num_vanished += 1
+        with anyio.move_on_after(chance.random() * 20 if patience == "cancelled" else None):
+            limit = chance.randrange(num_new + 1)
+            async for token in answer:
+                seen.append(token)
+                if patience != "cancelled" and len(seen) >= limit:
+                    break
+        if patience == "closed":
+            await answer.aclose()
+        elif patience == "aborted":
+            answer.abort()
+        assert seen == right[: len(seen)]
+        del answer
+
+    async def all(self, num_visitors: int) -> None:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(num_visitors):
+                tasks.start_soon(self.visit)
+
+
+async def visited(seed: int, page_size: int, num_slots: int, cache_class: type[RadixCache]) -> EngineStats:
+    durations = random.Random(seed)
+    runner = HashRunner(lambda: durations.choice((0.001, 0.1, 1.0)))
+    options: dict[str, Any] = {
+        "max_batch_size": durations.choice((1, 2, 5, 8)),
+        "chunk_tokens": durations.choice((3, 8, 512)),
+    }
+    options["join"] = bool(seed % 3)
+    async with working(runner, num_slots, page_size, cache_class, **options) as (_, engine):
+        visitors = Visitors(engine, seed, num_slots)
+        await visitors.all(24)
+    stats = engine.stats()
+    assert stats.finished + stats.aborted == 24
+    assert stats.failed == 0
+    assert stats.aborted <= visitors.num_vanished
+    return stats
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("seed", range(20))
+def test_whoever_stays_is_answered_and_nothing_is_left_of_who_vanishes(backend: Any, seed: int) -> None:
+    page_size = (1, 4)[seed % 2]
+    cache_class = ChunkCache if seed % 5 == 4 else RadixCache
+    run(visited, seed, page_size, (40, 64)[seed // 2 % 2], cache_class, backend=backend, seed=seed)
+
+
+def test_among_these_are_retractions_aborts_and_hits() -> None:
+    seen = [run(visited, seed, 1, 40, RadixCache, backend="asyncio", seed=seed).result() for seed in range(6)]
+    assert min(sum(stats.retractions for stats in seen), sum(stats.aborted for stats in seen)) > 5
+    assert sum(stats.cached_tokens for stats in seen) > 100
