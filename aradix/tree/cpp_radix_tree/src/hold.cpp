@@ -44,7 +44,8 @@ SlotRun Hold::take_front_run(int64_t num_slots) {
     num_own -= num_slots;
     ++version;
     SlotRun front = slots_.split_front(static_cast<size_t>(num_slots), page_items());
-    slots_.fit();
+    for (SlotRun *part : {&front, &slots_})
+        part->fit();  // a node grows no more, and who decodes has little in hand
     return front;
 }
 
@@ -69,7 +70,8 @@ void Hold::drop_all() {
 }
 
 int Hold::traverse(visitproc visit, void *arg) const {
-    for (PyObject *object : {key.ptr(), given.ptr(), priority.ptr(), stream.ptr(), used.ptr(), task.ptr(), opened_in.ptr()})
+    for (PyObject *object :
+         {key.ptr(), given.ptr(), priority.ptr(), stream.ptr(), used.ptr(), task.ptr(), opened_in.ptr()})
         Py_VISIT(object);
     return 0;
 }
