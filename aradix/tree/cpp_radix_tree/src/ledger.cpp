@@ -114,13 +114,13 @@ Handle Ledger::new_root(const nb::object &name_space) {
     return handle;
 }
 
-Handle Ledger::new_leaf(Handle parent, const uint8_t *tokens, size_t size, const int64_t *slots) {
+Handle Ledger::new_leaf(Handle parent, const uint8_t *tokens, size_t size, SlotRun slots) {
     Handle handle = nodes_.make();
     Node &leaf = at(handle);
     leaf.id = ++last_id_;
     leaf.order = static_cast<uint64_t>(leaf.id);
     leaf.tokens = Bytes(tokens, size);
-    leaf.slots = SlotRun(slots, count_of(size), page_size_);
+    leaf.slots = std::move(slots);
     leaf.depth = at(parent).depth + size;
     leaf.created = tick_ + 1;
     leaf.share = at(parent).share;
@@ -423,8 +423,7 @@ bool Ledger::try_merge(Handle parent_handle) {
         reuse_->merge(parent, child);
     ranking_.discard(handle);
     unfile_child(handle);
-    auto parent_count = static_cast<size_t>(num_tokens(parent)), count = static_cast<size_t>(num_tokens(child));
-    child.slots.join_front(std::move(parent.slots), parent_count, count, page_size_);
+    child.slots.join_front(std::move(parent.slots), page_size_);
     child.tokens.join_front(std::move(parent.tokens));
     child.page_hash = parent.page_hash;
     if (records_events_)

@@ -80,7 +80,7 @@ protected:
     // ---- making and unmaking nodes ----
 
     Handle new_root(const nb::object &name_space);
-    Handle new_leaf(Handle parent, const uint8_t *tokens, size_t size, const int64_t *slots);
+    Handle new_leaf(Handle parent, const uint8_t *tokens, size_t size, SlotRun slots);
     // Cut the first `size` bytes of a node off into a new parent, which is returned.
     Handle split(Handle tail, size_t size);
     void remove_leaf(Handle leaf, bool merge);

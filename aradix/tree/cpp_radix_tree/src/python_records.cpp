@@ -76,13 +76,6 @@ Records::Records()
     name_tenant = interned("tenant");
 }
 
-nb::object Records::as_record(nb::handle type, nb::object plain) {
-    // What `_make` of a NamedTuple does. Its `__new__` is a function in Python, five times slower.
-    nb::object arguments = checked(PyTuple_New(1));
-    PyTuple_SET_ITEM(arguments.ptr(), 0, plain.release().ptr());
-    return checked(PyTuple_Type.tp_new(reinterpret_cast<PyTypeObject *>(type.ptr()), arguments.ptr(), nullptr));
-}
-
 nb::object Records::ref(int64_t node_id, int64_t depth) const {
     return depth == 0 ? nowhere : make(node_ref, integer(node_id), integer(depth));
 }

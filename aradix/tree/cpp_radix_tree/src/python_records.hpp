@@ -27,12 +27,14 @@ struct Records {
 
     // A NamedTuple of that class.
     template <class... Items> nb::object make(nb::handle type, const Items &...items) const {
-        nb::object plain = nb::steal(PyTuple_New(sizeof...(Items)));
-        if (!plain.is_valid())
+        // What its `__new__` comes to, which is a function in Python.
+        auto *record = reinterpret_cast<PyTypeObject *>(type.ptr());
+        nb::object made = nb::steal(record->tp_alloc(record, sizeof...(Items)));
+        if (!made.is_valid())
             throw nb::python_error();
         Py_ssize_t at = 0;
-        ((PyTuple_SET_ITEM(plain.ptr(), at++, nb::object(items).release().ptr())), ...);
-        return as_record(type, plain);
+        ((PyTuple_SET_ITEM(made.ptr(), at++, nb::object(items).release().ptr())), ...);
+        return made;
     }
 
     nb::object ref(int64_t node_id, int64_t depth) const;
@@ -40,9 +42,6 @@ struct Records {
     nb::object checked_ready(nb::handle ready) const;
     // The union of two sets of ready events, one a stream: a stream's later event covers its earlier ones.
     nb::object newest_ready(const nb::object &first, const nb::object &second) const;
-
-private:
-    static nb::object as_record(nb::handle type, nb::object plain);
 };
 
 nb::object integer(int64_t value);
