@@ -88,7 +88,8 @@ class TierFault(NamedTuple):
     """Something between two tiers that failed, and became a miss.
 
     Args:
-        operation: `"load"` from the host, `"store"` to it; `"get"` and `"put"` of the storage tier.
+        operation: `"load"` from the host, `"store"` to it; `"exists"`, `"get"`, `"put"` and `"clear"` of the storage
+            tier.
         error: what went wrong.
         num_tokens: that were not moved.
     """

@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; gives the exit status: 0 where all is well, 1 where it is not, 2 for bad input."""
+    """Runs one command; gives the exit status: 0 where all is well, 1 where not, 2 for bad input, 130 after Ctrl-C."""
     args = _parser().parse_args(argv)
     if args.command == "run":
         return _run(args)
@@ -125,12 +125,13 @@ def _run(args: argparse.Namespace) -> int:
         "acts": done.num_acts,
         "steps": done.num_steps,
         "failed": len(done.found),
+        "interrupted": done.interrupted,
         "failures": [],
     }
     if not args.json:
         print(
             f"{done.num_seeds} seeds from {seed} on, {done.num_acts} acts, {done.seconds:.1f} s "
-            f"({done.ms_per_seed:.1f} ms a seed): {len(done.found)} failed"
+            f"({done.ms_per_seed:.1f} ms a seed): {len(done.found)} failed{', interrupted' * done.interrupted}"
         )
     for found in done.found[:1]:
         status.show(f"seed {found.seed} failed ({found.failure.oracle}); making it smaller")
@@ -141,7 +142,9 @@ def _run(args: argparse.Namespace) -> int:
         report["failures"].append(_describe(found, script, path, args))
     if args.json:
         print(json.dumps(report))
-    return 1 if done.found else 0
+    if done.found:
+        return 1
+    return 130 if done.interrupted else 0  # what a shell says of a command that Ctrl-C ended
 
 
 def _describe(found: Found, script: FailureScript, path: Path, args: argparse.Namespace) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from tests.support.core import core_name  # noqa: E402
 from tests.support.places import SHARED  # noqa: E402
 from tests.support.smollm2 import SmolLM2, weights_path  # noqa: E402
 
-pytest_plugins = ["pytester"]
+pytest_plugins = ["pytester", "tests.support.page_stores"]
 
 # Tests do not depend on the clock, and a run in CI can be repeated.
 IN_CI = os.environ.get("CI", "").lower() == "true"

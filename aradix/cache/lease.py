@@ -84,17 +84,21 @@ class Lease:
             self._check_not_released()
         if hold.task is not None:
             cache._leases.joins.enlist(hold)
+        has_waited = False
         while True:
             if not hold.node_id and not cache._leases.rematch(hold):
                 await cache._leases.wait_at_gate(hold)
                 self._check_not_released()
+                has_waited = True
             tiers = cache._leases.tiers
             if tiers is not None and tiers.may_bring(hold):
                 await tiers.load_back(hold)
                 self._check_not_released()
-            if hold.task is None or self._reserve is not None or not await cache._leases.joins.wait(hold):
+                has_waited = True
+            if hold.task is None or not await cache._leases.joins.look(hold, has_waited, self._reserve is None):
                 break
             self._check_not_released()
+            has_waited = True
         if self._reserve is not None and not cache._pressure.admit_now(hold, self._reserve):
             await self._wait_for_admission(hold, self._reserve)
             self._check_not_released()

@@ -230,8 +230,11 @@ class Pressure:
         return True
 
     def admit_now(self, hold: Hold, num_tokens: int) -> bool:
-        """Serve an admission whose prefix is pinned already, unless others wait."""
-        if len(self) or (hold.task is not None and self._cache.joins.board(hold)):
+        """Serve an admission whose prefix is pinned already, unless others wait, of whom those that are blocked are
+        passed; or unless it has to wait for what another lease computes."""
+        if self.growth or not all(waiter.blocked for waiter in self.admission):
+            return False
+        if hold.task is not None and self._cache.joins.board(hold):
             return False
         admitted = self._admit(hold, num_tokens)
         self._catch_up()

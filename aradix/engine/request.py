@@ -215,7 +215,9 @@ class Generation:
 
         Raises:
             StopAsyncIteration: there are no more; `finish_reason` says why.
-            Exception: what stopped the request: `RequestTooLargeError`, or whatever a step of the model raised.
+            StepError: a step of the model failed.
+            EngineClosedError: the engine failed.
+            AradixError: the cache was closed, or has no room for the request any more.
         """
         request = self._request
         while self._num_read == len(request.tokens):

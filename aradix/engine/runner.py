@@ -68,29 +68,64 @@ class ModelRunner(Protocol):
 class StepStream(HostStream):
     """The thread on which the steps of a model run, in order, whatever the device.
 
-    A step is over when the device has done it, so that to the cache, and to copies, this thread is the device's stream.
+    A step is over when the device has done it, so to the cache this thread is the stream that the model computes on.
     """
 
     def wait_event(self, event: Any) -> None:
         """Orders what comes next after the event; one of a device is waited for on the thread."""
-        if isinstance(event, HostEvent):
+        if isinstance(event, HostEvent) and not (isinstance(event, StepEvent) and event.is_of_a_device):
             super().wait_event(event)
         else:
             self.launch(event.synchronize)
 
 
 class StepEvent(HostEvent):
-    """A point in the order of a `StepStream`: the `event_factory` of the allocator."""
+    """A point on a thread, or on a stream of a device, that each can wait for: the allocator's `event_factory`.
+
+    The copies of a tier run on streams of the device, the steps of a model on a `StepStream`.
+    """
+
+    __slots__ = ("_device_event",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._device_event: Any = None
+
+    @property
+    def is_of_a_device(self) -> bool:
+        """Whether it was last recorded on a stream of a device."""
+        return self._device_event is not None
+
+    def record(self, stream: Any) -> None:
+        """Stands from now on for all that `stream` was given so far."""
+        if isinstance(stream, HostStream | InlineStream):
+            super().record(stream)
+            self._device_event = None
+        else:
+            self._device_event = stream.record_event()
+
+    def query(self) -> bool:
+        """Whether the point is reached; False without a record."""
+        return super().query() if self._device_event is None else bool(self._device_event.query())
 
     def wait(self, stream: Any) -> None:
-        """Has `stream` wait. One of a device cannot wait for a thread: there the caller does, until the step is over.
+        """Has `stream` wait. A device cannot wait for a thread: there the caller does, until the step is over.
 
-        Copies meet an unfinished step only where slots are reused that an aborted request left in the middle of one.
+        Copies meet an unfinished step only where they get slots that an aborted request left in the middle of one.
         """
-        if isinstance(stream, HostStream | InlineStream):
+        if self._device_event is not None and not isinstance(stream, HostStream | InlineStream):
+            stream.wait_event(self._device_event)
+        elif isinstance(stream, HostStream | InlineStream):
             stream.wait_event(self)
         else:
             self.synchronize()
+
+    def synchronize(self) -> None:
+        """Blocks the calling thread until the point is reached."""
+        if self._device_event is None:
+            super().synchronize()
+        else:
+            self._device_event.synchronize()
 
 
 async def run_on(stream: HostStream, function: Callable[[], _T]) -> _T:

@@ -147,8 +147,9 @@ class Scheduler:
             while True:
                 # Whoever was told of the last step takes his slots for the next one before that is put together.
                 await checkpoint()
-                self._make_way()
                 self._fill_seats()
+                if self._make_way():
+                    continue
                 turns = self._next_turns()
                 if turns:
                     await self._step(turns)
@@ -208,14 +209,19 @@ class Scheduler:
 
     # ---- giving way
 
-    def _make_way(self) -> None:
-        """Whoever waits for slots or a seat gets those of the least urgent, if that one is less urgent: one a round."""
+    def _make_way(self) -> bool:
+        """Whoever waits for slots or a seat gets those of the least urgent, if that one is less urgent.
+
+        Whether somebody gave way: then it is to be seen first whether that was enough.
+        """
         urgent = [one.priority for one in self.seated if one.lease is not None and one.lease.waits_for_slots]
         if self.waiting and not self.has_free_seats:
             urgent.append(self.waiting[0].priority)
         victim = self._least_urgent(below=max(urgent)) if urgent else None
-        if victim is not None:
-            self._retract(victim)
+        if victim is None:
+            return False
+        self._retract(victim)
+        return True
 
     def _least_urgent(self, below: int) -> Request | None:
         """The seated request that should give way to one of that priority: the lowest, and of those the latest."""

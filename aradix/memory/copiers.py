@@ -17,7 +17,7 @@ from aradix.errors import ConfigError
 from aradix.memory.kv_pool import KVPool
 from aradix.memory.streams import HostEvent, HostStream, InlineStream
 
-__all__ = ["BookCopier", "Copier", "CudaCopier", "HostCopier", "Job", "copier_for", "runs"]
+__all__ = ["BookCopier", "Copier", "CudaCopier", "HostCopier", "Job", "as_words", "runs"]
 
 _Words = NDArray[Any]
 
@@ -140,7 +140,7 @@ class HostCopier:
         key = (id(job.source), id(job.target), layer)
         views = self._views.get(key)
         if views is None:
-            views = self._views[key] = (job.source, job.target, *_as_words(job, layer))
+            views = self._views[key] = (job.source, job.target, *as_words(job, layer))
         stream.launch(functools.partial(self._copy, job, views[2], views[3], layer))
 
     def when_done(self, event: HostEvent, callback: Callable[[Any], object]) -> None:
@@ -167,7 +167,7 @@ class HostCopier:
             job.cause = error
 
 
-def _as_words(job: Job, layer: int | None) -> tuple[_Words, _Words]:
+def as_words(job: Job, layer: int | None) -> tuple[_Words, _Words]:
     """Both pools' pages as the widest words, and with the fewest dimensions, in which they have one shape."""
     pools = (job.source, job.target)
     tensors = [pool.pages if layer is None else pool.layer_pages(layer) for pool in pools]
@@ -256,14 +256,3 @@ def _copy_pieces(source: torch.Tensor, target: torch.Tensor) -> None:
     else:
         for s, t in zip(source, target, strict=True):
             _copy_pieces(s, t)
-
-
-def copier_for(kv_pool: KVPool) -> Copier:
-    """The copier of the device that a pool is on."""
-    if kv_pool.pages is None:
-        return BookCopier()
-    if kv_pool.device.type == "cuda":
-        return CudaCopier(kv_pool.device)
-    if kv_pool.device.type == "cpu":
-        return HostCopier()
-    raise ConfigError(f"no copies for device {kv_pool.device} (hint: give Transfer a copier=)")

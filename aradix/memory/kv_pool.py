@@ -18,6 +18,11 @@ import torch
 
 from aradix.errors import ConfigError, UsageError
 
+try:
+    from aradix._native import page_ids as _page_ids_fast
+except ImportError:  # not compiled, or it does not load; `aradix.tree` says so
+    _page_ids_fast = None  # type: ignore[assignment]
+
 __all__ = ["BookKVPool", "KVPool", "Layout", "MHAKVPool", "MLAKVPool", "check_pages", "positive"]
 
 Layout = Literal["layer_first", "page_first"]
@@ -93,20 +98,17 @@ class KVPool:
         if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
             raise UsageError(f"slots must be a flat run of integers, not {rows.ndim}-d {rows.dtype}")
         size, last = self.page_size, self.num_slots // self.page_size
+        if _page_ids_fast is not None:
+            known = _page_ids_fast(rows, size, last)
+            if known is not None:
+                return known
         if len(rows) % size:
             raise UsageError(f"{len(rows)} slots do not make whole pages of {size}")
         if not rows.size:
             return []
-        if len(rows) <= 4 * size:
-            # A few pages: plain integers are several times faster than array operations.
-            values: list[int] = rows.tolist()
-            ids = [slot // size for slot in values[::size]]
-            whole = values == [page * size + offset for page in ids for offset in range(size)]
-        else:
-            pages = rows[::size] // size
-            ids = pages.tolist()
-            whole = np.array_equal(rows.reshape(-1, size), (pages * size)[:, None] + self._offsets)
-        if not whole:
+        pages = rows[::size] // size
+        ids: list[int] = pages.tolist()
+        if not np.array_equal(rows.reshape(-1, size), (pages * size)[:, None] + self._offsets):
             raise UsageError(f"{len(rows)} slots are not runs of whole pages of {size}, each from its first slot up")
         if min(ids) < 1 or max(ids) > last:
             raise UsageError(f"slots {rows.min()} to {rows.max()}; the pool's are {size} to {(last + 1) * size - 1}")

@@ -9,16 +9,37 @@ import logging
 import queue
 import threading
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 from aradix.errors import UsageError
 
-__all__ = ["HostEvent", "HostStream", "InlineStream", "Marker"]
+__all__ = ["HostEvent", "HostStream", "InlineStream", "Marker", "Steps", "call_back"]
 
 _log = logging.getLogger("aradix.memory")
 
 _Step = Callable[[], object]
+
+
+class Steps(Protocol):
+    """A queue of what a stream was given; None is its end."""
+
+    def put(self, step: _Step | None, /) -> None:
+        """Queues a step, from any thread."""
+        ...
+
+    def get(self) -> _Step | None:
+        """The next step, for the thread of the stream; blocks until there is one."""
+        ...
+
+
+def call_back(marker: Any, callbacks: Iterable[Callable[[Any], object]]) -> None:
+    """Tells that a marker is reached."""
+    for callback in callbacks:
+        try:
+            callback(marker)
+        except Exception:
+            _log.exception("a callback of a marker raised")
 
 
 class Marker:
@@ -43,11 +64,7 @@ class Marker:
             self._done = True
             callbacks, self._callbacks = self._callbacks, []
         self._gate.release()
-        for callback in callbacks:
-            try:
-                callback(self)
-            except Exception:
-                _log.exception("a callback of a marker raised")
+        call_back(self, callbacks)
 
     def wait(self) -> None:
         """Blocks the calling thread until it is reached."""
@@ -70,9 +87,9 @@ class HostStream:
     A step that raises is logged and the next one runs: what depends on it must look for itself.
     """
 
-    def __init__(self, name: str = "aradix stream") -> None:
+    def __init__(self, name: str = "aradix stream", steps: Steps | None = None) -> None:
         self.name = name
-        self._steps: queue.SimpleQueue[_Step | None] = queue.SimpleQueue()
+        self._steps: Steps = queue.SimpleQueue() if steps is None else steps
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -81,13 +98,20 @@ class HostStream:
 
     def launch(self, step: _Step) -> None:
         """Queues `step` behind all that this stream was given. `UsageError` once it is closed."""
+        self._queue(self._steps.put, step)
+
+    def _queue(self, put: Callable[..., None], *what: Any) -> None:
+        """Has `put` queue something, the thread being there."""
         with self._lock:
             if self._closed:
                 raise UsageError(f"{self.name} is closed")
             if self._thread is None:
-                self._thread = threading.Thread(target=_run, args=(self._steps,), name=self.name, daemon=True)
-                self._thread.start()
-            self._steps.put(step)
+                self._start()
+            put(*what)
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=_run, args=(self._steps,), name=self.name, daemon=True)
+        self._thread.start()
 
     def mark(self) -> Marker:
         """A point that is reached once all that this stream was given so far has run."""
@@ -186,7 +210,7 @@ class HostEvent:
         self.marker.add_done_callback(callback)
 
 
-def _run(steps: queue.SimpleQueue[_Step | None]) -> None:
+def _run(steps: Steps) -> None:
     while (step := steps.get()) is not None:
         try:
             step()

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from aradix.errors import ConfigError, TransferError, UsageError
-from aradix.memory.copiers import Copier, Job, copier_for
+from aradix.memory.copiers import BookCopier, Copier, CudaCopier, Job
 from aradix.memory.fences import Event, FutureFence, Stream, query_event, record_event
 from aradix.memory.host_pool import HostKVPool
 from aradix.memory.kv_pool import KVPool
+from aradix.memory.lines import host_copier
 
 __all__ = ["Copy", "Transfer"]
 
@@ -183,7 +184,7 @@ class Transfer:
         self.kv_pool = kv_pool
         self.host_pool = host_pool
         self.on_done = on_done
-        self._copier = copier_for(kv_pool) if copier is None else copier
+        self._copier = _copier_for(kv_pool) if copier is None else copier
         self.store_stream: Any = self._copier.new_stream("store")
         self.load_stream: Any = self._copier.new_stream("load")
         self._lock = threading.Lock()
@@ -306,3 +307,13 @@ class Transfer:
             first = len(self._done) == 1
         if first and self.on_done is not None:
             self.on_done()
+
+
+def _copier_for(kv_pool: KVPool) -> Copier:
+    if kv_pool.pages is None:
+        return BookCopier()
+    if kv_pool.device.type == "cuda":
+        return CudaCopier(kv_pool.device)
+    if kv_pool.device.type == "cpu":
+        return host_copier()
+    raise ConfigError(f"no copies for device {kv_pool.device} (hint: give Transfer a copier=)")

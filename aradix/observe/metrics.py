@@ -69,6 +69,7 @@ _GAUGES: tuple[tuple[str, str, _Read], ...] = (
     ("fenced_slots", "Retired slots that a stream or a copy may still touch.", lambda s: s.fenced),
     ("quarantined_slots", "Slots lost to a fence that could not be recorded.", lambda s: s.quarantined),
     ("slot_waiters", "Calls that wait for slots.", lambda s: s.num_slot_waiters),
+    ("joiners", "Leases that wait for what another one computes.", lambda s: s.num_joiners),
     ("leases", "Leases that are held.", lambda s: s.num_leases),
     ("tree_nodes", "Nodes of the tree.", lambda s: s.num_nodes),
     ("namespaces", "Namespaces with something cached.", lambda s: s.num_namespaces),
@@ -85,6 +86,9 @@ _COUNTERS: tuple[tuple[str, str, _Read], ...] = (
     ("retracts", "Waiters that were told to give way.", lambda s: s.retracts),
     ("slot_waits", "Calls that had to wait for slots.", lambda s: s.slot_waits),
     ("gate_waits", "Calls that had to wait for a subtree.", lambda s: s.gate_waits),
+    ("joins", "Leases that had to wait for what another one computes.", lambda s: s.joins),
+    ("joined_tokens", "Tokens that they found after it and not before.", lambda s: s.joined_tokens),
+    ("join_takeovers", "Those that had to compute the rest, since the other one ended.", lambda s: s.join_takeovers),
 )
 
 _HOST_GAUGES = (
@@ -96,6 +100,16 @@ _HOST_COUNTERS = (
     ("backuped_tokens", "Tokens copied to the host.", "backuped_tokens"),
     ("prefetched_tokens", "Tokens fetched from storage.", "prefetched_tokens"),
     ("host_evicted_tokens", "Tokens evicted from the host.", "host_evicted"),
+    ("failed_copies", "Copies between device and host of which a part or all failed.", "failed_copies"),
+    ("archived_tokens", "Tokens put into storage.", "archived_tokens"),
+)
+_STORAGE_COUNTERS = (
+    ("storage_hit_pages", "Pages that storage had.", "hits"),
+    ("storage_missed_pages", "Pages asked of storage that it had not, or not in time.", "misses"),
+    ("storage_refused_pages", "Pages that storage had no room for.", "refused"),
+    ("storage_corrupt_pages", "Pages in storage that were not what they should be.", "corrupt"),
+    ("storage_failed_calls", "Calls that storage did not answer.", "failed_calls"),
+    ("storage_skipped_calls", "Calls not made, since storage did not answer before.", "skipped_calls"),
 )
 
 
@@ -163,6 +177,7 @@ class _Heard(Watcher):
         self.lease_age = _Histogram("lease_age_seconds", "How long leases were held.", _LONG)
         self.slot_wait = _Histogram("slot_wait_seconds", "How long calls waited for slots.", _SHORT)
         self.gate_wait = _Histogram("gate_wait_seconds", "How long calls waited for a subtree.", _SHORT)
+        self.join_wait = _Histogram("join_wait_seconds", "How long leases waited for what others compute.", _LONG)
         self.eviction = _Histogram("eviction_duration_seconds", "How long evictions took.", _SHORT)
         self.lifetime = _Histogram(
             "kv_block_lifetime_seconds", "From store to eviction: of the first leaf of each eviction.", _LONG
@@ -175,18 +190,21 @@ class _Heard(Watcher):
         self.reuse_gap = _Histogram(
             "kv_block_reuse_gap_seconds", "From the use before: of the end of each prefix that a lease found.", _LONG
         )
-
-    @property
-    def histograms(self) -> tuple[_Histogram, ...]:
-        return (
+        self.load_back = _Histogram(
+            "load_back_duration_seconds", "How long copies from the host took, from their begin to their end.", _SHORT
+        )
+        self.histograms = [
             self.lease_age,
             self.slot_wait,
             self.gate_wait,
+            self.join_wait,
             self.eviction,
             self.lifetime,
             self.idle,
             self.reuse_gap,
-        )
+        ]
+        if cache._params.host is not None:
+            self.histograms.append(self.load_back)
 
     def _now(self) -> float:
         now = self._clock()
@@ -220,6 +238,9 @@ class _Heard(Watcher):
     def waited_at_gate(self, began: float) -> None:
         self.gate_wait.observe(self._clock() - began)
 
+    def waited_to_join(self, began: float) -> None:
+        self.join_wait.observe(self._clock() - began)
+
     def evicting(self) -> None:
         victim = self._core.next_victim()
         if victim and (leaf := self._core.glance(victim, children=False)) is not None:
@@ -229,6 +250,9 @@ class _Heard(Watcher):
 
     def evicted(self, num_tokens: int, began: float) -> None:
         self.eviction.observe(self._clock() - began)
+
+    def loaded(self, began: float) -> None:
+        self.load_back.observe(self._clock() - began)
 
 
 class CacheMetrics(Collector):
@@ -334,6 +358,13 @@ class CacheMetrics(Collector):
             for name, about, field in _HOST_COUNTERS:
                 if hasattr(stats, field):
                     yield self._counter(name, about, getattr(stats, field))
+        storage = self._cache._params.storage
+        if hasattr(storage, "stats"):
+            of_storage = storage.stats()
+            reachable = "Whether storage answers: 0 from the failure that stopped the calls until one succeeds again."
+            yield self._gauge("storage_reachable", reachable, of_storage.is_reachable)
+            for name, about, field in _STORAGE_COUNTERS:
+                yield self._counter(name, about, getattr(of_storage, field))
 
     def _of_watcher(self) -> Iterator[Metric]:
         heard = self._heard

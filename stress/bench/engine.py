@@ -33,7 +33,7 @@ __all__ = ["ABOUT", "draw", "measure", "table"]
 ABOUT = "32 clients that share a prompt and start together: time to first token, and tokens computed"
 
 NUM_CLIENTS = 32
-SHARED_TOKENS = 96
+SHARED_TOKENS = 192
 OWN_TOKENS = 8
 PAGE_SIZE = 16
 CHUNK_TOKENS = 256

@@ -1,8 +1,9 @@
 """What copies between the pools reach, over a plain torch copy of the same bytes.
 
-Batches of 1 MiB of scattered pages of 16 tokens (8 KV heads of 128 in bfloat16), one after the other, from the first
-call until the last is known to be done. The plain copy moves 1 MiB from one contiguous piece to another in place of
-each, on one thread of the host, as ours has one: the cores are the engine's.
+Batches of 1 MiB of scattered pages of 16 tokens (8 KV heads of 128 in bfloat16), all in flight, from the first call
+until all are known to be done. The plain copy moves 1 MiB from one contiguous piece to another in place of each, on
+one thread of the host, as ours has one: the cores are the engine's. Ratios are of neighbours in time, by the clock and
+by the processor time of all threads. Where others want the cores too, the clock also shows how long ours waits for one.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from aradix import HostKVPool, MHAKVPool
 from aradix.memory.kv_pool import Layout
 from aradix.memory.transfer import Copy, Transfer
+from stress.bench.pairs import median_ratio, quiet
 from stress.bench.plots import pyplot, save
 
 __all__ = ["ABOUT", "draw", "measure", "table"]
@@ -29,7 +31,7 @@ ABOUT = "copies of 1 MiB between device and host pools, over a plain torch copy 
 BATCH_BYTES = 1 << 20
 PAGE_SIZE, NUM_HEADS, HEAD_DIM = 16, 8, 128
 NUM_BATCHES = 64
-ROUNDS = 9
+ROUNDS = 25
 SHAPES: tuple[tuple[Layout, int], ...] = (
     ("layer_first", 16),
     ("layer_first", 4),
@@ -66,15 +68,17 @@ class _Setup:
     def load(self, i: int) -> Copy:
         return self.transfer.load(*reversed(self.batches[i]))
 
-    def plain_store(self) -> None:
-        for source, target in zip(self.plain_device, self.plain_host, strict=True):
-            target.copy_(source, non_blocking=True)
-        _settle()
+    def through_transfer(self, start: Callable[[int], Copy]) -> None:
+        copies = [start(i) for i in range(NUM_BATCHES)]
+        copies[-1].synchronize()
+        assert all(copy.done() and copy.error is None for copy in copies)
+        self.transfer.take_done()
 
-    def plain_load(self) -> None:
-        for source, target in zip(self.plain_host, self.plain_device, strict=True):
-            target.copy_(source, non_blocking=True)
-        _settle()
+    def plain(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        for i in range(NUM_BATCHES):
+            target[i].copy_(source[i], non_blocking=True)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
 
 
 def _scattered(rng: random.Random, num_batches: int, pages_each: int) -> list[torch.Tensor]:
@@ -84,59 +88,53 @@ def _scattered(rng: random.Random, num_batches: int, pages_each: int) -> list[to
     return list(slots)
 
 
-def _settle() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def _all(start: Callable[[int], Copy]) -> None:
-    for copy in [start(i) for i in range(NUM_BATCHES)]:
-        copy.synchronize()
-        assert copy.error is None
-
-
-def _time(action: Callable[[], None]) -> float:
-    began = time.perf_counter()
+def _time(action: Callable[[], None]) -> tuple[float, float]:
+    """Microseconds a batch, by the clock and of processor time."""
+    clock, processor = time.perf_counter(), time.process_time()
     action()
-    return (time.perf_counter() - began) / NUM_BATCHES * 1e6
+    taken = time.perf_counter() - clock, time.process_time() - processor
+    return taken[0] / NUM_BATCHES * 1e6, taken[1] / NUM_BATCHES * 1e6
 
 
 def _row(layout: Layout, num_layers: int) -> dict[str, Any]:
     setup = _Setup(layout, num_layers)
     row: dict[str, Any] = {"layout": layout, "layers": num_layers, "page_kib": setup.pool.page_bytes >> 10}
-    for name, ours, plain in (
-        ("store", setup.store, setup.plain_store),
-        ("load", setup.load, setup.plain_load),
+    for name, start, pools in (
+        ("store", setup.store, (setup.plain_device, setup.plain_host)),
+        ("load", setup.load, (setup.plain_host, setup.plain_device)),
     ):
-        through_transfer = functools.partial(_all, ours)
-        through_transfer()
-        plain()
-        pairs = [(_time(through_transfer), _time(plain)) for _ in range(ROUNDS)]
-        ours_us, plain_us = (statistics.median(times) for times in zip(*pairs, strict=True))
-        row |= {f"{name}_us": ours_us, f"plain_{name}_us": plain_us, f"{name}_ratio": plain_us / ours_us}
+        ours = functools.partial(setup.through_transfer, start)
+        plain = functools.partial(setup.plain, *pools)
+        for action in (ours, plain):
+            action()
+        pairs = [(_time(ours), _time(plain)) for _ in range(ROUNDS)]
+        for clock, label in ((0, ""), (1, "_processor")):
+            ours_us, plain_us = ([side[clock] for side in sides] for sides in zip(*pairs, strict=True))
+            row |= {
+                f"{name}{label}_us": statistics.median(ours_us),
+                f"plain_{name}{label}_us": statistics.median(plain_us),
+                f"{name}{label}_ratio": median_ratio(plain_us, ours_us),
+            }
     setup.transfer.close()
     return row
 
 
 def measure() -> dict[str, Any]:
     """Medians of the time of a batch, and the share of a plain copy's speed; takes a few seconds."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with quiet():
         rows = [_row(layout, num_layers) for layout, num_layers in SHAPES]
-    finally:
-        torch.set_num_threads(num_threads)
     return {"bench": "transfer", "batch_bytes": BATCH_BYTES, "rows": rows}
 
 
 def table(found: dict[str, Any]) -> str:
     """The figures as text."""
-    columns = " ".join(f"{name + ' us':>9} {'plain':>7} {'ratio':>6}" for name in ("store", "load"))
-    head = f"{'layout':>12} {'page KiB':>8} {columns}"
+    columns = "  ".join(f"{name + ' us':>8} {'plain':>6} {'ratio':>5} {'by cpu':>6}" for name in ("store", "load"))
+    head = f"{'layout':>12} {'page KiB':>8}  {columns}"
     lines = [
-        f"{row['layout']:>12} {row['page_kib']:>8} "
-        + " ".join(
-            f"{row[f'{name}_us']:>9.1f} {row[f'plain_{name}_us']:>7.1f} {row[f'{name}_ratio']:>6.2f}"
+        f"{row['layout']:>12} {row['page_kib']:>8}  "
+        + "  ".join(
+            f"{row[f'{name}_us']:>8.1f} {row[f'plain_{name}_us']:>6.1f} {row[f'{name}_ratio']:>5.2f} "
+            f"{row[f'{name}_processor_ratio']:>6.2f}"
             for name in ("store", "load")
         )
         for row in found["rows"]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import itertools
 import multiprocessing
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from stress.harness.outcome import Failure
@@ -35,13 +37,17 @@ class Found:
 
 @dataclass(slots=True)
 class Campaign:
-    """What came of some seeds: how many, the acts and steps in them, and the failures by seed."""
+    """What came of some seeds: how many, the acts and steps in them, and the failures by seed.
+
+    `interrupted`: somebody pressed Ctrl-C, and what is told is of the seeds up to there.
+    """
 
     num_seeds: int = 0
     num_acts: int = 0
     num_steps: int = 0
     seconds: float = 0.0
     found: list[Found] = field(default_factory=list)
+    interrupted: bool = False
 
     def add(self, other: Campaign) -> None:
         """Counts another one in."""
@@ -78,7 +84,10 @@ def spread(num_jobs: int) -> Iterator[Callable[[Callable[[_Task], _Answer], Iter
     if num_jobs <= 1:
         yield lambda function, tasks: map(function, tasks)
         return
-    with ProcessPoolExecutor(num_jobs, mp_context=multiprocessing.get_context("fork")) as pool:
+    # A terminal sends Ctrl-C to all of them: the first process ends the run, the others end their tasks.
+    ignore = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(num_jobs, mp_context=context, initializer=ignore) as pool:
 
         def over(function: Callable[[_Task], _Answer], tasks: Iterator[_Task]) -> Iterator[_Answer]:
             running: set[Future[_Answer]] = set()
@@ -101,7 +110,7 @@ def run_campaign(
     backend: Backend | None = None,
     on_progress: Callable[[Campaign], None] = lambda campaign: None,
 ) -> Campaign:
-    """Runs seeds from the first on, until there are enough, or the time is over, or one failed.
+    """Runs seeds from the first on, until there are enough, or the time is over, one failed, or Ctrl-C was pressed.
 
     Args:
         first_seed: the others follow.
@@ -121,9 +130,12 @@ def run_campaign(
                 return
             yield range(first_seed + start, first_seed + start + size), backend
 
-    with spread(num_jobs) as over:
-        for part in over(_run_seeds, batches()):
-            total.add(part)
-            total.seconds = time.monotonic() - began
-            on_progress(total)
+    try:
+        with spread(num_jobs) as over:
+            for part in over(_run_seeds, batches()):
+                total.add(part)
+                total.seconds = time.monotonic() - began
+                on_progress(total)
+    except KeyboardInterrupt:
+        total.interrupted = True
     return total

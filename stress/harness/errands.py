@@ -10,11 +10,12 @@ from aradix.errors import UsageError
 from stress.harness.copies import copy_errands
 from stress.harness.request import RequestRunner
 from stress.harness.site import Site, radix_key
+from stress.harness.tier_errands import tier_errands
 from stress.harness.worlds import Act
 
 __all__ = ["Worker"]
 
-_MORE: tuple[Callable[[Site, str], dict[str, Callable[..., Awaitable[None]]]], ...] = (copy_errands,)
+_MORE: tuple[Callable[[Site, str], dict[str, Callable[..., Awaitable[None]]]], ...] = (copy_errands, tier_errands)
 """Errands that have files of their own: each gives acts by name, for a task of that name."""
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stress.harness.compare import make_linear, make_sequential
-from stress.harness.generate import EMPHASES, make_world
+from stress.harness.emphases import EMPHASES
+from stress.harness.generate import make_world
 from stress.harness.keeping import make_keeping
 from stress.harness.worlds import World
 from stress.schedules import Backend

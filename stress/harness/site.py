@@ -12,6 +12,7 @@ from anyio.abc import TaskGroup
 from aradix import Namespace, RadixCache, RadixKey, SlotAllocator
 from aradix.errors import InvariantError
 from stress.harness.book import Book
+from stress.harness.flights import Flights
 from stress.harness.kernels import Kernels
 from stress.harness.turns import Turns
 from stress.harness.worlds import Act, World
@@ -120,10 +121,13 @@ class Site:
         # Loads from a host wait in the same line, and the harness does not know which of the waiters they are.
         knows_line = not world.num_host_pages
         self.turns = Turns(book, lambda: cache.stats().num_slot_waiters if knows_line else -1)
+        self.flights = Flights(book)
         self.scopes: dict[str, anyio.CancelScope] = {}
         self._waiting: dict[str, None] = {}
         self.history: list[Operation] = []
         self.num_dropped = 0
+        self.num_keeping = 0
+        """Acts that may have a prefix pinned."""
         self.num_acts = 0
         self._mark = 0
         self._namespaces = [world.namespace(index) for index in range(len(world.namespaces))]
@@ -211,8 +215,8 @@ class Site:
         num_leases, own = book.count()
         certain = not book.num_in_flight
         alone = certain and not book.num_gates  # a gate holds what is below it
-        # A copy pins what it reads, and what stands above what it writes.
-        still = alone and not stats.storing + stats.loading
+        # A copy pins what it reads, and what stands above what it writes; and so does who keeps a prefix.
+        still = alone and not stats.storing + stats.loading + self.num_keeping
         for name, counted, least, exact in (
             ("leased", stats.leased - stats.detached - stats.loading, own, alone),
             ("protected and detached", stats.protected + stats.detached, book.num_stood, still),

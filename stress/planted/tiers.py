@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 from aradix import CacheInitParams, HiRadixCache, RadixCache
 from aradix.cache.backups import Backups
+from aradix.cache.hold import Hold
+from aradix.cache.leases import Leases
+from aradix.cache.tiering import Tiers
 from aradix.memory.transfer import Copy, Transfer
+from aradix.tree.protocol import Freed
 from aradix.tree.tiered import StoreJob
 from stress.harness.builder import Builder
 from stress.planted.plant import Plant, become
@@ -21,7 +26,7 @@ class _WorseTier(Builder):
 
     def cache(self, params: CacheInitParams) -> RadixCache:
         cache = HiRadixCache(params)
-        become(getattr(cache._tiers, self._part), self._worse)
+        become(attrgetter(self._part)(cache), self._worse)
         return cache
 
 
@@ -42,7 +47,39 @@ class _BelievesCopies(Transfer):
         return done
 
 
+class _EvictsUnheard(Tiers):
+    """An eviction does not hear first of the copies that have ended."""
+
+    def evict(self, num_tokens: int, **shares: Any) -> list[Freed]:
+        if self._writes_back:
+            return super().evict(num_tokens, **shares)
+        return self.core.evict(num_tokens, **shares)
+
+
+class _EndsCopies(Tiers):
+    """Under pressure the slots of a copy to the host are let go, though it still reads them."""
+
+    def evict(self, num_tokens: int, **shares: Any) -> list[Freed]:
+        running, self.backups.running = self.backups.running, {}
+        freed = [one for job, _ in running.values() for one in self.core.end_store(job.job_id, None).freed]
+        for _, host_slots in running.values():
+            self.host.give_back(host_slots)
+        return freed + super().evict(num_tokens, **shares)
+
+
+class _KeepsGlances(Leases):
+    """The pin of a lease that loaded nothing outlives it."""
+
+    def release(self, hold: Hold) -> None:
+        if not hold.load_back and hold.held:
+            hold.node_id = 0
+        super().release(hold)
+
+
 TIERS = (
-    Plant("stored before the forward has written", "tiers", _WorseTier("backups", _StoresEarly)),
-    Plant("a failed copy counts as whole", "tiers", _WorseTier("transfer", _BelievesCopies)),
+    Plant("stored before the forward has written", "tiers", _WorseTier("_tiers.backups", _StoresEarly)),
+    Plant("a failed copy counts as whole", "tiers", _WorseTier("_tiers.transfer", _BelievesCopies)),
+    Plant("a look-up that loads nothing keeps its pin", "quiet tiers", _WorseTier("_leases", _KeepsGlances)),
+    Plant("an eviction does not hear of ended copies", "quiet tiers", _WorseTier("_tiers", _EvictsUnheard)),
+    Plant("a copy is not held hard under pressure", "quiet tiers", _WorseTier("_tiers", _EndsCopies)),
 )

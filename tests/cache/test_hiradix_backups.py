@@ -195,6 +195,7 @@ async def test_ten_thousand_look_ups_that_load_nothing_pin_nothing() -> None:
         for _ in range(10_000):
             async with scene.cache.lease(key(range(1, 9))) as lease:
                 assert lease.num_matched == 4
+            lease.release()  # a second time
         stats = scene.cache.stats()
         assert (stats.protected, stats.num_leases, stats.load_backs, stats.queries) == (0, 0, 0, 1)
 

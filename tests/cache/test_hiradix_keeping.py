@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import anyio
 import pytest
 
 from aradix import EvictParams, Namespace
-from tests.cache.acts import key
+from tests.cache.acts import begin, entered, key, settled
 from tests.support.tiers import opened_tiers
 
 pytestmark = pytest.mark.anyio
@@ -20,6 +21,31 @@ async def test_what_is_pinned_stays_on_the_device_while_its_copy_is_on_the_host(
         pin.release()
         assert (await scene.cache.evict(EvictParams(8))).num_freed_tokens == 4
         assert scene.cache.peek_tiers(key(range(1, 9))) == (0, 8)
+
+
+async def test_the_time_of_a_pin_ends_and_a_copy_that_runs_keeps_both_its_ends() -> None:
+    now = 0.0
+    async with opened_tiers(16, 8, at_once=False, clock=lambda: now) as scene, anyio.create_task_group() as tasks:
+        cache, story, other = scene.cache, key(range(1, 9)), key(range(21, 29))
+        await scene.fill(story)
+        pin = cache.pin(story, ttl=10)
+        now = 11
+        assert (await cache.evict(EvictParams(16))).num_freed_tokens == 0  # the copy reads them
+        assert pin.ended == "expired"
+        assert cache.stats().num_pins == 0
+        scene.copier.next("store").finish()
+        assert (await cache.evict(EvictParams(16))).num_freed_tokens == 8
+        assert cache.peek_tiers(story) == (0, 8)
+        act = await begin(tasks, entered, cache, story)
+        assert act.waits
+        await scene.fill(other)
+        assert cache.peek_tiers(other) == (8, 0)  # it found no room on the host, whose pages are being read
+        assert (await cache.evict(EvictParams(16))).num_freed_tokens == 8
+        scene.copier.next("load").finish()
+        await settled()
+        assert act.value.num_matched == 8
+        scene.assert_right(act.value, story)
+        act.value.release()
 
 
 @pytest.mark.parametrize("write_policy", ["write_through", "write_back"])

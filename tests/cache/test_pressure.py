@@ -400,3 +400,37 @@ async def test_two_caches_on_one_pool_wait_for_one_another() -> None:
         assert there.stats().outside == 6
         for each in (hog, lease):
             each.release()
+
+
+async def test_a_lease_says_whether_it_waits_for_slots() -> None:
+    async with opened(4) as cache, anyio.create_task_group() as tasks:
+        hog = await entered(cache, key(range(4)), 4)
+        waiting = cache.lease(key(range(10, 12)), reserve=2)
+        assert not waiting.waits_for_slots
+        await begin(tasks, waiting.__aenter__)
+        assert (waiting.waits_for_slots, hog.waits_for_slots) == (True, False)
+        hog.release()
+        await settled()
+        assert not waiting.waits_for_slots
+        other = await entered(cache, key(range(20, 22)), 2)
+        await begin(tasks, waiting.allocate, 1)
+        assert waiting.waits_for_slots
+        other.release()
+        await settled()
+        assert not waiting.waits_for_slots
+        waiting.release()
+        assert not waiting.waits_for_slots
+
+
+async def test_who_waits_for_what_another_one_computes_does_not_wait_for_slots() -> None:
+    async with opened(8) as cache, anyio.create_task_group() as tasks:
+        leader = cache.lease(key(range(4)), reserve=4, join=True)
+        await leader.__aenter__()
+        joiner = cache.lease(key(range(4)), reserve=4, join=True)
+        await begin(tasks, joiner.__aenter__)
+        assert cache.stats().num_leases == 1
+        assert not joiner.waits_for_slots
+        leader.release()
+        await settled()
+        assert cache.stats().num_leases == 1
+        joiner.release()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,38 +12,10 @@ from aradix.memory.kv_pool import Layout
 from aradix.memory.storage.file_store import FileStore
 from aradix.memory.storage.protocol import PageSpace
 from aradix.memory.transfer import Transfer
+from tests.support.answers import CLOSE, NUM_NEW, OTHER, PAGE_SIZE, STORY, Answer, ask, assert_same
 from tests.support.smollm2 import SmolLM2, needs_smollm2
 
 pytestmark = needs_smollm2
-
-PAGE_SIZE = 4
-NUM_NEW = 3
-STORY = "The old man went to the river and said to the boy : The capital of France is"
-OTHER = "The old man went to the river and said to the king : The name of the city is"
-CLOSE = 1e-3
-"""The same sums in another order; logits run to some 20."""
-
-
-class Answer(NamedTuple):
-    num_matched: int
-    tokens: list[int]
-    logits: torch.Tensor
-
-
-async def ask(cache: RadixCache, model: SmolLM2, pool: MHAKVPool, prompt: list[int]) -> Answer:
-    """Generates greedily, reusing what the cache has, and publishes what was computed."""
-    async with cache.lease(RadixKey(prompt), leave_last=1) as lease:
-        num_matched = lease.num_matched
-        await lease.allocate(len(prompt) + NUM_NEW - 1 - num_matched)
-        tokens, logits = model.greedy(prompt, num_matched, lease.slots, pool)
-        lease.commit(RadixKey([*prompt, *tokens[:-1]]))
-    return Answer(num_matched, tokens, logits)
-
-
-def assert_same(answer: Answer, cold: tuple[list[int], torch.Tensor]) -> None:
-    tokens, logits = cold
-    assert answer.tokens == tokens
-    torch.testing.assert_close(answer.logits, logits, atol=CLOSE, rtol=0)
 
 
 def test_the_model_is_the_model(smollm2: SmolLM2) -> None:

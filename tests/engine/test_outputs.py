@@ -111,7 +111,7 @@ async def have_all(engine: AsyncEngine) -> EngineStats:
     async with anyio.create_task_group() as tasks:
         for talk in talks():
             tasks.start_soon(have, engine, talk)
-    assert engine.stats().finished == 50
+    assert engine.stats().finished >= 50
     return engine.stats()
 
 
@@ -136,6 +136,7 @@ def test_there_are_fifty_prompts_which_share_much() -> None:
 async def test_batches_of_any_size_say_what_each_says_alone(max_batch_size: int, join: bool) -> None:
     async with serving(max_batch_size=max_batch_size, chunk_tokens=16, join=join) as (_, engine):
         stats = await have_all(engine)
+    assert stats.finished == 50
     assert stats.prefill_tokens + stats.cached_tokens == num_tokens()
     assert stats.cached_tokens > num_tokens() / 2
 
@@ -188,8 +189,7 @@ async def test_after_others_vanished_they_say_the_same() -> None:
                     engine.generate(prompt)  # nobody takes it
         assert engine.stats().aborted > 30
         num_before = engine.stats().finished
-        for talk in talks():
-            await have(engine, talk)
+        await have_all(engine)
         assert engine.stats().finished - num_before == 50
 
 

@@ -231,6 +231,21 @@ async def test_the_urgent_take_the_seat_and_the_slots_of_the_least_urgent() -> N
 
 
 @on_both_loops
+async def test_as_many_give_way_as_the_urgent_one_needs_and_come_back_when_it_is_served() -> None:
+    async with working(HashRunner(), num_slots=40) as (cache, engine):
+        low = [engine.generate([i, *OTHER], new(3), priority=i) for i in range(3)]
+        await anyio.sleep(0.5)  # virtual: 36 slots are taken
+        high = engine.generate(PROMPT, new(2), priority=5)
+        await anyio.sleep(1.0)
+        assert [len(answer.token_ids) for answer in low] == [1, 1, 1]
+        assert engine.stats().retractions == 2  # the lowest: 16 slots are left beside the third one, and 12 do not do
+        assert cache.stats().num_leases == 2
+        assert await read(high) == expected(PROMPT, 2)
+        for i, answer in enumerate(low):
+            assert await read(answer) == expected([i, *OTHER], 3)
+
+
+@on_both_loops
 async def test_who_must_give_way_loses_no_token_and_says_none_twice() -> None:
     async with working(HashRunner(), num_slots=48) as (_, engine):
         answers = [engine.generate(PROMPT[i:], new(20)) for i in range(4)]

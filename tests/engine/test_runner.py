@@ -133,41 +133,84 @@ async def test_a_function_on_a_stream_answers_the_loop() -> None:
     assert ran.is_set()
 
 
-def test_the_stream_of_steps_waits_for_events_of_a_device_and_devices_for_its_own() -> None:
-    class DeviceEvent:
-        def __init__(self) -> None:
-            self.reached = threading.Event()
+class DeviceEvent:
+    """An event of a device, reached when the test says so."""
 
-        def synchronize(self) -> None:
-            assert self.reached.wait(60)
+    def __init__(self) -> None:
+        self.reached = threading.Event()
 
-    class DeviceStream:
-        """As torch's: it asks the event."""
+    def query(self) -> bool:
+        return self.reached.is_set()
 
-        def wait_event(self, event: Any) -> None:
+    def synchronize(self) -> None:
+        assert self.reached.wait(60)
+
+
+class DeviceStream:
+    """A stream of a device in torch's shape: it asks the event to make it wait."""
+
+    def __init__(self) -> None:
+        self.recorded: list[DeviceEvent] = []
+        self.waits_for: list[Any] = []
+
+    def record_event(self) -> DeviceEvent:
+        self.recorded.append(DeviceEvent())
+        return self.recorded[-1]
+
+    def wait_event(self, event: Any) -> None:
+        if isinstance(event, DeviceEvent):
+            self.waits_for.append(event)
+        else:
             event.wait(self)
 
-    stream, theirs = StepStream(), DeviceEvent()
-    stream.wait_event(theirs)
-    mine = StepEvent()
-    mine.record(stream)
-    assert not mine.query()
-    waited = threading.Thread(target=DeviceStream().wait_event, args=(mine,))
-    waited.start()
-    assert waited.is_alive()
-    theirs.reached.set()
-    waited.join(60)
-    assert mine.query()
-    # Between threads nobody's thread is held up.
-    gate, other, later = DeviceEvent(), StepStream(), StepEvent()
+
+def test_a_step_waits_for_a_device_on_its_thread() -> None:
+    stream, device, after = StepStream(), DeviceStream(), StepEvent()
+    copied = StepEvent()
+    copied.record(device)
+    assert not copied.query()
+    for event in (copied, DeviceEvent()):
+        stream.wait_event(event)
+        after.record(stream)
+        assert not after.query()
+        (event if isinstance(event, DeviceEvent) else device.recorded[0]).reached.set()
+        after.synchronize()
+    assert copied.query()
+    copied.synchronize()
+    stream.close()
+
+
+def test_a_device_waits_for_a_device_by_itself_and_for_a_step_with_its_caller() -> None:
+    stream, device, copied, computed = StepStream(), DeviceStream(), StepEvent(), StepEvent()
+    copied.record(DeviceStream())
+    device.wait_event(copied)
+    assert len(device.waits_for) == 1
+    gate = DeviceEvent()
     stream.wait_event(gate)
-    mine.record(stream)
-    other.wait_event(mine)
+    computed.record(stream)
+    caller = threading.Thread(target=device.wait_event, args=(computed,))
+    caller.start()
+    assert caller.is_alive()
+    gate.reached.set()
+    caller.join(60)
+    assert computed.query()
+    computed.record(device)  # recorded again elsewhere, it stands for that alone
+    assert not computed.query()
+    stream.close()
+
+
+def test_between_threads_nobody_is_held_up() -> None:
+    stream, other, gate, computed, later = StepStream(), StepStream(), DeviceEvent(), StepEvent(), StepEvent()
+    assert not computed.query()
+    stream.wait_event(gate)
+    computed.record(stream)
+    other.wait_event(computed)
+    computed.wait(other)
     later.record(other)
-    mine.wait(other)
     assert not later.query()
     gate.reached.set()
     later.synchronize()
+    assert computed.query()
     stream.close()
     other.close()
 

@@ -88,7 +88,8 @@ async def visited(seed: int, page_size: int, num_slots: int, cache_class: type[R
 def test_whoever_stays_is_answered_and_nothing_is_left_of_who_vanishes(backend: Any, seed: int) -> None:
     page_size = (1, 4)[seed % 2]
     cache_class = ChunkCache if seed % 5 == 4 else RadixCache
-    run(visited, seed, page_size, (40, 64)[seed // 2 % 2], cache_class, backend=backend, seed=seed)
+    num_slots = (40, 64)[seed // 2 % 2]
+    run(visited, seed, page_size, num_slots, cache_class, backend=backend, seed=seed, max_steps=50_000)
 
 
 def test_among_these_are_retractions_aborts_and_hits() -> None:

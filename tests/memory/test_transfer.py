@@ -15,6 +15,7 @@ from aradix.errors import ConfigError, TransferError, UsageError
 from aradix.memory.copiers import HostCopier, runs
 from aradix.memory.fences import FutureFence
 from aradix.memory.kv_pool import BookKVPool, KVPool, Layout
+from aradix.memory.lines import host_copier
 from aradix.memory.streams import HostStream
 from aradix.memory.transfer import Transfer
 
@@ -78,7 +79,10 @@ SHAPES: dict[str, KVPool] = {
     "latent by page": MLAKVPool(8 * P, P, 3, 6, 2, torch.float32, "cpu", "page_first"),
     "large pages": mha(num_heads=8, head_dim=700),
     "large pages by page": mha("page_first", num_heads=8, head_dim=700),
+    "large and odd": mha(dtype=torch.float16, num_layers=8, num_heads=7, head_dim=151),
 }
+COPIERS: list[type[HostCopier]] = list(dict.fromkeys((HostCopier, type(host_copier()))))
+"""The one in Python, and the compiled one where it is there."""
 
 
 @pytest.fixture
@@ -89,10 +93,11 @@ def gate() -> Iterator[Future[None]]:
         gate.set_result(None)
 
 
+@pytest.mark.parametrize("copier", COPIERS)
 @pytest.mark.parametrize("by_layer", [False, True], ids=["at once", "by layer"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_pages_arrive_whole_and_nothing_else_changes(shape: str, by_layer: bool) -> None:
-    site = Site(SHAPES[shape])
+def test_pages_arrive_whole_and_nothing_else_changes(shape: str, by_layer: bool, copier: type[HostCopier]) -> None:
+    site = Site(SHAPES[shape], copier())
     device, host = site.device_pages.clone(), site.host_pages.clone()
     copy = site.transfer.store(site.slots(2, 3, 7, 1), site.slots(5, 6, 1, 8))
     copy.synchronize()

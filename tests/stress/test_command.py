@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from stress.cli import main
+from stress.harness import campaign
+from stress.harness.outcome import Outcome
+from stress.harness.play import play
 from stress.harness.script import FailureScript
 from stress.harness.worlds import Act, World
 from stress.planted.catalog import CATALOG
@@ -31,6 +36,39 @@ def test_a_run_in_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None
 def test_no_time_is_no_seeds(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--seed", "1", "--seconds", "0", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["seeds"] == 0
+
+
+def test_what_was_done_before_an_interrupt_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted_at_25(world: World) -> Outcome:
+        if world.seed == 25:
+            raise KeyboardInterrupt
+        return play(world)
+
+    monkeypatch.setattr(campaign, "play", interrupted_at_25)
+    assert main(["run", "--seed", "1", "--seeds", "60", "--json"]) == 130
+    report = json.loads(capsys.readouterr().out)
+    assert (report["seeds"], report["failed"], report["interrupted"]) == (20, 0, True)
+
+
+def test_an_interrupt_of_all_processes_ends_the_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal sends Ctrl-C to the whole group."""
+    parent = os.getpid()
+
+    def with_a_signal(world: World) -> Outcome:
+        assert os.getpid() != parent
+        os.kill(os.getpid(), signal.SIGINT)
+        return play(world)
+
+    def interrupt(_: campaign.Campaign) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(campaign, "play", with_a_signal)
+    done = campaign.run_campaign(1, 60, None, num_jobs=2, on_progress=interrupt)
+    assert done.interrupted
+    assert 20 <= done.num_seeds < 60
+    assert not done.found
 
 
 def test_a_replay_shows_the_operations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

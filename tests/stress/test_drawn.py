@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from stress.harness.generate import EMPHASES, make_world
+from stress.harness.emphases import EMPHASES
+from stress.harness.generate import make_world
 from stress.harness.play import play
 from stress.harness.worlds import World
 from stress.planted.catalog import CATALOG

@@ -9,7 +9,8 @@ import pytest
 
 from stress.harness.campaign import run_campaign
 from stress.harness.compare import make_linear, make_sequential
-from stress.harness.generate import EMPHASES, make_world
+from stress.harness.emphases import EMPHASES
+from stress.harness.generate import make_world
 from stress.harness.play import play
 from stress.harness.reduce import reduce_failure
 from stress.harness.script import FailureScript

@@ -11,11 +11,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from aradix.errors import ConfigError, TierError
 from aradix.memory.storage.store import BackedStore
 
 __all__ = ["FileStore"]
+
+_T = TypeVar("_T")
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _SLACK = 0.1
@@ -79,7 +82,7 @@ class _FileBackend:
 
     def exists(self, names: Sequence[str]) -> list[bool]:
         with _translated(self._pages):
-            return [_size(self._pages / name) is not None for name in names]
+            return self._if_there([_size(self._pages / name) is not None for name in names])
 
     def get(self, names: Sequence[str]) -> list[bytes | None]:
         frames: list[bytes | None] = []
@@ -94,7 +97,13 @@ class _FileBackend:
                         os.utime(path, ns=(now - i, now - i))
                 except FileNotFoundError:
                     frames.append(None)
-        return frames
+            return self._if_there(frames)
+
+    def _if_there(self, found: list[_T]) -> list[_T]:
+        """What was found, if that is anything or the folder is there: one that went away is no answer."""
+        if not any(found):
+            os.stat(self._pages)
+        return found
 
     def put(self, names: Sequence[str], frames: Sequence[bytes]) -> list[bool]:
         now = time.time_ns()

@@ -260,14 +260,22 @@ def test_a_page_that_may_not_be_so_large_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_folder_that_went_away_is_a_store_that_does_not_answer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_its_place", ["a file", "an empty folder", "nothing"])
+async def test_a_folder_that_went_away_is_a_store_that_does_not_answer(tmp_path: Path, in_its_place: str) -> None:
     store = FileStore(tmp_path / "store")
     await put(store, 1)
     (tmp_path / "store").rename(tmp_path / "gone")
-    (tmp_path / "store").write_text("a file in its place")
-    for _ in range(4):
+    if in_its_place == "a file":
+        (tmp_path / "store").write_text("a file in its place")
+    elif in_its_place == "an empty folder":  # as where a disk was
+        (tmp_path / "store").mkdir()
+    # Whatever is asked: that nothing is found there is no answer.
+    assert await store.exists(SPACE, [hash_of(1)]) == [False]
+    assert await found(store, 1) == []
+    for _ in range(2):
         assert await put(store, 2) == [False]
-    assert not store.stats().is_reachable
+    stats = store.stats()
+    assert (stats.is_reachable, stats.failed_calls, stats.skipped_calls) == (False, 3, 1)
 
 
 @pytest.mark.parametrize("max_bytes", [0, -1, 1.5, True])

@@ -104,7 +104,7 @@ template <class Give> void Tree::shrink(int64_t count, bool only_excess, Give gi
         if (whole_nodes_ || size <= wanted) {
             count -= size;
             give(leaf, size);
-            record_removed(leaf, 0);
+            record_removed(std::move(leaf.pages));
             remove_leaf(handle, true);
         } else {
             count -= wanted;

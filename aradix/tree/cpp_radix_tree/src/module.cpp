@@ -3,6 +3,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include "copy_line.hpp"
 #include "hold.hpp"
 #include "page_table.hpp"
 #include "short_calls.hpp"
@@ -168,6 +169,8 @@ NB_MODULE(_native, module) {
         .def("take_front", &Hold::take_front, "num_slots"_a)
         .def("cut", &Hold::cut, "num_own"_a);
 
+    aradix::add_recorded_events(module);
+
     nb::class_<NodeStats>(module, "NodeStats")
         .def_ro("last_access", &NodeStats::last_access)
         .def_ro("created", &NodeStats::created)
@@ -245,6 +248,7 @@ NB_MODULE(_native, module) {
         .def("evict_below", &Tree::evict_below, "node_id"_a)
         .def("namespaces", &Tree::namespaces)
         .def("take_events", &Tree::take_events)
+        .def("take_recorded", &Tree::take_recorded)
         .def("view", &Tree::view, "node_id"_a)
         .def("child_ids", &Tree::child_ids, "node_id"_a)
         .def_prop_ro("tick", [](const Tree &tree) { return tree.tick(); })
@@ -257,4 +261,5 @@ NB_MODULE(_native, module) {
     nb::class_<ShortCalls>(module, "ShortCalls", nb::type_slots(short_calls_slots))
         .def(nb::init<nb::dict>(), "parts"_a);
     aradix::add_short_methods(module);
+    aradix::add_copy_line(module);
 }

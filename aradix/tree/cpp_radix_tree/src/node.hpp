@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "handles.hpp"
-#include "sha256.hpp"
+#include "page_hashes.hpp"
 #include "slot_run.hpp"
 
 namespace aradix {
@@ -60,7 +60,7 @@ struct alignas(64) Node {
     uint64_t fingerprint = 0;  // of the path to its end
     nb::object streams;
     std::unique_ptr<Root> root;
-    std::vector<Digest> hashes;
+    PageSpans pages;  // where events are recorded: its tokens once more, and their hashes
 
     int64_t uses() const { return 1 + hit_count + past_uses; }
     size_t begin() const { return depth - tokens.size(); }

@@ -87,12 +87,6 @@ nb::object bytes_of(const uint8_t *data, size_t size) {
         PyBytes_FromStringAndSize(reinterpret_cast<const char *>(data), static_cast<Py_ssize_t>(size)));
 }
 
-nb::object packed_digests(const std::vector<Digest> &digests, size_t first) {
-    static_assert(sizeof(Digest) == 32);
-    return bytes_of(reinterpret_cast<const uint8_t *>(digests.data() + first),
-                    (digests.size() - first) * sizeof(Digest));
-}
-
 nb::object event_tokens(const uint8_t *tokens, size_t size, size_t item_bytes) {
     if (item_bytes == sizeof(int32_t))
         return bytes_of(tokens, size);
@@ -105,10 +99,12 @@ nb::object event_tokens(const uint8_t *tokens, size_t size, size_t item_bytes) {
     return bytes_of(ids.data(), ids.size());
 }
 
-nb::object digest_list(const std::vector<Digest> &digests, size_t first) {
+nb::object digest_list(const PageSpans &pages) {
+    pages.hash();
     nb::list list;
-    for (size_t index = first; index < digests.size(); ++index)
-        append_to(list, bytes_of(digests[index].data(), digests[index].size()));
+    for (const PageSpan &span : pages.spans())
+        for (uint32_t index = span.first; index < span.end(); ++index)
+            append_to(list, bytes_of(span.run->digest(index).data(), sizeof(Digest)));
     return list;
 }
 

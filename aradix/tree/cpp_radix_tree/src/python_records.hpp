@@ -5,7 +5,7 @@
 
 #include <optional>
 
-#include "sha256.hpp"
+#include "page_hashes.hpp"
 #include "slot_of.hpp"
 
 namespace aradix {
@@ -46,10 +46,9 @@ struct Records {
 
 nb::object integer(int64_t value);
 nb::object bytes_of(const uint8_t *data, size_t size);
-// The digests one after the other, and the ids of tokens or bigrams, as events have them.
-nb::object packed_digests(const std::vector<Digest> &digests, size_t first);
+// The ids of tokens or bigrams, as events have them.
 nb::object event_tokens(const uint8_t *tokens, size_t size, size_t item_bytes);
-nb::object digest_list(const std::vector<Digest> &digests, size_t first);
+nb::object digest_list(const PageSpans &pages);
 void append_to(nb::list &list, const nb::object &item);
 
 // A key, cut to the whole pages of its first `limit` tokens. `name_space` and `data` are held while the step runs.

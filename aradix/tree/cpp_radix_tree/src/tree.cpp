@@ -273,7 +273,7 @@ nb::object Tree::detach(nb::handle name_space) {
             ranking_.discard(handle);
             untime(handle);
             if (!name_space.is_none())
-                record_removed(node, 0);
+                record_removed(node.pages);
         }
         node.detached = true;
         if (node.lock_ref != 0) {
@@ -359,7 +359,7 @@ nb::object Tree::evict_below(int64_t node_id) {
         append_to(freed, freed_record(slots_copy(leaf, 0), leaf.streams));
         if (shares_)
             shares_.at(leaf.share).evicted += num_tokens(leaf);
-        record_removed(leaf, 0);
+        record_removed(std::move(leaf.pages));
         remove_leaf(found[index], false);
     }
     return freed;
@@ -459,7 +459,7 @@ nb::object Tree::shown(Handle handle, const nb::object &name_space) {
         slots_copy(node, 0), integer(node.lock_ref), records_.gates[node.gate], nb::bool_(node.detached),
         integer(node.hit_count), integer(node.priority), integer(node.last_access), integer(node.created),
         integer(node.num_children), nb::bool_(ranking_.is_filed(handle)), ranking_.state(handle),
-        records_events_ && node.parent != kNone ? digest_list(node.hashes, 0) : nb::none(),
+        records_events_ && node.parent != kNone ? digest_list(node.pages) : nb::none(),
         nb::none(), integer(0), records_.no_latch, nb::bool_(false),
         node.timed ? nb::object(nb::make_tuple(timed_.of(handle).expires, timed_.of(handle).after)) : nb::none());
 }
