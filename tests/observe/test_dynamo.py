@@ -154,31 +154,48 @@ def test_look_ups_agree_with_peek(
     anyio.run(live, backend=backend)
 
 
+def held_on(medium: str, prompt: RadixKey, num_blocks: int) -> BlockStored:
+    """The event of the first blocks of a prompt."""
+    stored = b"".join(prompt.hash_chain(BLOCK)[:num_blocks])
+    return BlockStored(
+        stored, None, prompt.token_ids().tobytes()[: len(stored) * BLOCK // 8], BLOCK, prompt.namespace, medium
+    )
+
+
+async def follow_tiers(indexer: Indexer, published: KVEventPublisher, model: str) -> None:
+    """As `follow`, with a mark on each tier alone: the indexer keeps them apart, and one may be behind the others."""
+    number = published.next_seq
+    marks = {tier: key(range(32), namespace=Namespace(salt=f"{tier} at {number}")) for tier in ("gpu", "cpu", "disk")}
+    with anyio.fail_after(PATIENCE_SECONDS):
+        while True:
+            published._put([held_on(tier.upper(), mark, 2) for tier, mark in marks.items()])
+            await published.sent()
+            found = {
+                tier: (await anyio.to_thread.run_sync(indexer.found, model, mark))[tier] for tier, mark in marks.items()
+            }
+            if set(found.values()) == {32}:
+                return
+
+
 def test_tiers_are_told_apart(indexer: Indexer) -> None:
     async def live() -> None:
         async with opened(256, BLOCK, enable_kv_cache_events=True) as cache:
             async with KVEventPublisher(cache, "tcp://0.0.0.0:*", "tcp://127.0.0.1:*") as published:
                 prompt = key(range(64))
-                digests, tokens = prompt.hash_chain(BLOCK), prompt.token_ids().tobytes()
+                digests = prompt.hash_chain(BLOCK)
 
-                def held_on(medium: str, num_blocks: int) -> BlockStored:
-                    stored = b"".join(digests[:num_blocks])
-                    return BlockStored(stored, None, tokens[: len(stored) * BLOCK // 8], BLOCK, Namespace(), medium)
+                async def found_after(*events: BlockStored | BlockRemoved) -> tuple[int, ...]:
+                    published._put(list(events))
+                    await follow_tiers(indexer, published, model)
+                    return tuple((await anyio.to_thread.run_sync(indexer.found, model, prompt)).values())
 
                 model = await anyio.to_thread.run_sync(indexer.register, published, BLOCK)
-                await follow(indexer, cache, published, model)
-                published._put([held_on("GPU", 4), held_on("CPU", 3)])
-                await follow(indexer, cache, published, model)
-                found = await anyio.to_thread.run_sync(indexer.found, model, prompt)
-                assert found["gpu"] == 64
-                published._put([BlockRemoved(b"".join(digests[1:]))])
-                await follow(indexer, cache, published, model)
-                found = await anyio.to_thread.run_sync(indexer.found, model, prompt)
-                assert (found["gpu"], found["cpu"]) == (16, 48)
-                published._put([BlockRemoved(b"".join(digests[1:3]), medium="CPU"), held_on("DISK", 2)])
-                await follow(indexer, cache, published, model)
-                found = await anyio.to_thread.run_sync(indexer.found, model, prompt)
-                assert (found["gpu"], found["cpu"], found["disk"]) == (16, 16, 32)
+                await follow_tiers(indexer, published, model)
+                on_device, *_ = await found_after(held_on("GPU", prompt, 4), held_on("CPU", prompt, 3))
+                assert on_device == 64
+                assert (await found_after(BlockRemoved(b"".join(digests[1:]))))[:2] == (16, 48)
+                removed = BlockRemoved(b"".join(digests[1:3]), medium="CPU")
+                assert await found_after(removed, held_on("DISK", prompt, 2)) == (16, 16, 32)
 
     anyio.run(live)
 

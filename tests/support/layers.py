@@ -26,9 +26,10 @@ FLOORS = {
     "observe": 3,
     "adapters": 3,
     "replay": 3,
-    "cli": 4,
-    "__main__": 5,
     "engine": 4,
+    "serve": 5,
+    "cli": 6,
+    "__main__": 7,
 }
 FACADE_FLOOR = 2
 """`aradix/__init__.py` shows names of this floor and below."""
