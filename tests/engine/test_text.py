@@ -111,6 +111,51 @@ def test_the_tokenizer_is_asked_about_the_last_tokens_only() -> None:
     assert tokenizer.most_asked <= 6
 
 
+SILENT = 256
+"""A special token, which is no text."""
+
+
+class BytesAndSilence(Bytes):
+    """Bytes, and special tokens that are left out."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        self.most_asked = max(self.most_asked, len(ids))
+        return super().decode([i for i in ids if i != SILENT])
+
+
+@pytest.mark.parametrize(
+    "tokens", [[0x80], [SILENT], [0xE2, 0x82], [0xF0, 0x9F, 0x98], [0xEF, 0xBF, 0xBD], [0xE2, SILENT, 0x82]]
+)
+@pytest.mark.parametrize("begin", [[], [*b"ab"], [0xE2], [0xE2, 0x82]])
+def test_what_is_no_text_is_decoded_once_however_long_it_goes_on(tokens: list[int], begin: list[int]) -> None:
+    """A generation of special tokens, or of bytes that make no characters, costs no more than one of words."""
+    tokenizer = BytesAndSilence()
+    stream = TextStream(tokenizer)
+    pushed, shown = begin + tokens * 200 + [*"€b".encode()], ""
+    for token in pushed:
+        stream.push(token)
+        assert stream.text.startswith(shown)
+        shown = stream.text
+    stream.finish()
+    assert tokenizer.most_asked <= 40
+    assert stream.text == tokenizer.decode(pushed)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_broken_text_comes_out_as_it_is_decoded_whole(seed: int) -> None:
+    chance = random.Random(seed)
+    alphabet = [0x80, 0x82, 0x9F, 0x98, 0xE2, 0xF0, 0xC3, 0xFF, 0xAC] + [SILENT] * (seed % 3) + [97] * (seed % 2)
+    tokens = chance.choices(alphabet, k=200)
+    tokenizer = BytesAndSilence()
+    stream, shown = TextStream(tokenizer), ""
+    for token in tokens:
+        stream.push(token)
+        assert stream.text.startswith(shown)
+        shown = stream.text
+    stream.finish()
+    assert stream.text == tokenizer.decode(tokens)
+
+
 class Words:
     """Each token is a word of its own."""
 
