@@ -182,3 +182,34 @@ async def test_a_generation_has_its_text_and_ends_with_a_stop_text() -> None:
         answer = engine.generate(prompt, SamplingParams(max_tokens=4, stop=(stop,)))
         assert [token async for token in answer] == tokens[:4]
         assert (answer.finish_reason, answer.text) == ("length", Words().decode(tokens[:4]))
+
+
+class Stumbles(Words):
+    """Knows no word for one of the tokens."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def decode(self, ids: Sequence[int]) -> str:
+        if self.at in ids:
+            raise KeyError(self.at)
+        return super().decode(ids)
+
+
+@on_both_loops
+async def test_a_token_without_text_fails_its_own_request_alone() -> None:
+    tokens, others = expected([1, 2, 3], 6), expected([4, 5, 6], 6)
+    tokenizer = Stumbles(tokens[2])
+    async with working(HashRunner(), tokenizer=tokenizer) as (_, engine):
+        answer, other = (engine.generate(prompt, SamplingParams(max_tokens=6)) for prompt in ([1, 2, 3], [4, 5, 6]))
+        with pytest.raises(KeyError):
+            [token async for token in answer]
+        assert (answer.finish_reason, answer.token_ids) == (None, tokens[:3])
+        assert [token async for token in other] == others
+        # At the end as well, where what was held back is decoded once more.
+        stopped = engine.generate([1, 2, 3], SamplingParams(max_tokens=6, stop_token_ids=frozenset(tokens[1:2])))
+        assert await anext(stopped) == tokens[0]
+        tokenizer.at = tokens[0]
+        with pytest.raises(KeyError):
+            await anext(stopped)
+        assert (engine.stats().failed, engine.stats().finished) == (2, 1)
