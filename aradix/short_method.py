@@ -11,9 +11,10 @@ try:
 except ImportError:  # not compiled, or it does not load; `aradix.tree` says so
     _native = None  # type: ignore[assignment]
 
-__all__ = ["short_method"]
+__all__ = ["short_method", "short_properties"]
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
+_Class = TypeVar("_Class", bound=type)
 
 # What `inspect` takes for a function by, so that an `async def` is still seen to be one.
 _MARKS_OF_A_FUNCTION = ("__code__", "__defaults__", "__kwdefaults__")
@@ -41,3 +42,15 @@ def short_method(kind: str, fact: object = None) -> Callable[[_Method], _Method]
         return shown
 
     return put_in_front
+
+
+def short_properties(owner: _Class) -> _Class:
+    """Tell the short methods that are properties of a class whose they are. Does not wait.
+
+    Python tells what stands in the class itself, and that is the property.
+    """
+    for name, member in vars(owner).items():
+        if isinstance(member, property) and _native is not None and isinstance(member.fget, _native.ShortMethod):
+            method: Any = member.fget
+            method.__set_name__(owner, name)
+    return owner

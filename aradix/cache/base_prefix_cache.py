@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -287,18 +287,29 @@ class BasePrefixCache(abc.ABC):
         """
 
     @abc.abstractmethod
-    def add_event_sink(self, sink: Callable[[list[KVCacheEvent]], None]) -> Callable[[], None]:
+    def add_event_sink(
+        self, sink: Callable[[Sequence[KVCacheEvent]], None], *, delay: float = 0.0
+    ) -> Callable[[], None]:
         """Have the events handed to `sink` as they arise; gives what removes it again. Does not wait.
 
-        The sink sees exactly what later steps record: once a turn of the loop, in one list, in order, in a step of its
-        own, in which it may call the cache; the rest when the cache closes, before that returns. All sinks get the same
-        list, which none may change. What nobody has taken when the first sink is added is dropped: take
-        `current_events()` in the same step, or `take_events()` before it.
+        The sink sees exactly what later steps record: once a turn of the loop, in one sequence, in order, in a step of
+        its own, in which it may call the cache; the rest when the cache closes, before that returns. All sinks get the
+        same sequence, which none may change. On the compiled core, pages are hashed and records made when somebody
+        first looks into a sequence: a sink that hands it to a thread leaves that to the thread, and pays next to
+        nothing. What nobody has taken when the first sink is added is dropped: take `current_events()` in the same
+        step, or `take_events()` before it.
 
         An exception in a sink removes it and ends the cache's task group with that exception.
 
+        Args:
+            sink: gets the events, in the cache's own thread.
+            delay: seconds that events may wait, so that those of many turns come at once. A step of the loop each turn
+                costs more than recording does, one in a millisecond next to nothing. The sink with the shortest delay
+                decides for all.
+
         Raises:
-            UsageError: the cache was made without `enable_kv_cache_events=True`.
+            UsageError: `sink` cannot be called, `delay` is no time, or the cache was made without
+                `enable_kv_cache_events=True`.
             CacheClosedError: the cache is closed.
         """
 

@@ -18,14 +18,14 @@ from aradix.errors import CacheClosedError, InvariantError, UsageError
 if TYPE_CHECKING:
     from aradix.cache.evictor import Background
 
-__all__ = ["LISTEN_FROM", "Calls", "closed_error"]
+__all__ = ["LISTEN_FROM", "MAX_RUN", "Calls", "closed_error"]
 
 _log = logging.getLogger("aradix.cache")
 
-_FAIR_RUN = 128
+MAX_RUN = 128
 """Calls in a row that may complete without letting other tasks run."""
-LISTEN_FROM = _FAIR_RUN // 2
-"""From here on the cache listens whether the loop came round by itself."""
+LISTEN_FROM = MAX_RUN // 2
+"""At this call of a run the cache begins to listen whether the loop comes round by itself."""
 
 
 def closed_error() -> CacheClosedError:
@@ -135,7 +135,7 @@ class Calls:
             return False
         if self._run_length == LISTEN_FROM and self._home is not None:
             self._home.call_next(self._end_run)  # a task that yields by itself is never made to
-        if self._run_length < _FAIR_RUN:
+        if self._run_length < MAX_RUN:
             return False
         self._end_run()
         return True

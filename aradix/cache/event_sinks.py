@@ -2,12 +2,15 @@
 
 The tree says when a step records the first event since they were last taken; a step of its own, later in that turn of
 the loop, takes them all and hands them on. So a turn of many steps costs one delivery, and no sink runs inside a step.
+To ask the loop for that step is most of what a delivery costs, so sinks that can wait let many turns be one delivery.
+What is handed on is what was recorded: the compiled tree hashes pages and makes records when a sink looks at them.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EventCalls", "EventSink", "EventSinks", "stored_now"]
 
-EventSink = Callable[[list[KVCacheEvent]], None]
+EventSink = Callable[[Sequence[KVCacheEvent]], None]
 
 
 class EventSinks:
@@ -39,48 +42,62 @@ class EventSinks:
         self._core = core
         self._fail = fail
         self._sinks: dict[int, EventSink] = {}
-        self._lists: deque[tuple[list[KVCacheEvent], list[int]]] = deque()
+        self._delays: dict[int, float] = {}
+        self._delay = 0.0
+        self._lists: deque[tuple[Sequence[KVCacheEvent], list[int]]] = deque()
         self._num_added = 0
-        self._call_next: Callable[[Callable[[], None]], None]
-        self._step: Callable[[], None]
+        self._home: Home
 
     def __len__(self) -> int:
         return len(self._sinks)
 
-    def add(self, sink: EventSink, home: Home) -> Callable[[], None]:
+    def add(self, sink: EventSink, home: Home, delay: float) -> Callable[[], None]:
         """Hand a sink what later steps record; gives what removes it, which may be called again."""
         self._take()  # what was recorded before is not for it
-        self._call_next, self._step = home.call_next, self._deliver
-        self._core.on_event = self._schedule
+        self._home = home
         self._num_added += 1
         order = self._num_added
         self._sinks[order] = sink
+        self._delays[order] = delay
+        self._listen()
         if self._lists:
-            self._schedule()
+            self._ask()
         return lambda: self._remove(order)
 
     def _remove(self, order: int) -> None:
-        self._sinks.pop(order, None)
-        if not self._sinks:
-            self._core.on_event = None
+        if self._sinks.pop(order, None) is not None:
+            del self._delays[order]
+            self._listen()
 
-    def _schedule(self) -> None:
+    def _listen(self) -> None:
+        """As soon as the most impatient of them wants it."""
+        self._delay = min(self._delays.values(), default=0.0)
+        self._core.on_event = (self._ask_for_later if self._delay else self._ask) if self._sinks else None
+
+    def _ask(self) -> None:
         try:
-            self._call_next(self._step)
+            self._home.call_next(self.deliver)
         except RuntimeError:  # the loop has ended: a lease was collected after it, and nobody is left to be told
+            return
+
+    def _ask_for_later(self) -> None:
+        try:
+            self._home.call_later(self._delay, self.deliver)
+        except RuntimeError:
             return
 
     def _take(self) -> None:
         """Set aside what was recorded up to now, for the sinks of now."""
-        events = self._core.take_events()
+        events = self._core.take_recorded()
         if events and self._sinks:
             self._lists.append((events, list(self._sinks)))
 
-    def _deliver(self) -> None:
+    def deliver(self) -> None:
+        """Hand over what there is, now: a step of its own."""
         if len(self._sinks) == 1 and not self._lists:  # as nearly always
-            ((number, only),) = self._sinks.items()
-            if fresh := self._core.take_events():
-                self._call(number, only, fresh)
+            ((order, only),) = self._sinks.items()
+            if fresh := self._core.take_recorded():
+                self._call(order, only, fresh)
             return
         if self._sinks:  # else what there is stays for `take_events`
             self._take()
@@ -91,7 +108,7 @@ class EventSinks:
                 if sink is not None:
                     self._call(order, sink, events)
 
-    def _call(self, order: int, sink: EventSink, events: list[KVCacheEvent]) -> None:
+    def _call(self, order: int, sink: EventSink, events: Sequence[KVCacheEvent]) -> None:
         try:
             sink(events)
         except Exception as error:
@@ -100,7 +117,7 @@ class EventSinks:
 
     def close(self) -> None:
         """Deliver what is left; there will be no more."""
-        self._deliver()
+        self.deliver()
         self._core.on_event = None
         self._sinks.clear()
 
@@ -141,14 +158,16 @@ class EventCalls(BasePrefixCache):
         self._calls.begin()
         return stored_now(self._core, self._params.page_size)
 
-    def add_event_sink(self, sink: EventSink) -> Callable[[], None]:
+    def add_event_sink(self, sink: EventSink, *, delay: float = 0.0) -> Callable[[], None]:
         self._calls.begin_open()
         if not callable(sink):
             raise UsageError(f"an event sink is called with a list of events, got {sink!r}")
+        if isinstance(delay, bool) or not isinstance(delay, int | float) or not 0 <= delay < math.inf:
+            raise UsageError(f"delay is a number of seconds from 0 on, got {delay!r}")
         if not self._params.enable_kv_cache_events:
             raise UsageError("this cache records no events; make it with CacheInitParams(enable_kv_cache_events=True)")
         assert self._home is not None
-        remove = self._event_sinks.add(sink, self._home)
+        remove = self._event_sinks.add(sink, self._home, float(delay))
 
         def checked() -> None:
             self._calls.begin_release()

@@ -91,6 +91,7 @@ class Hold(_Shown):
         "opened_when",
         "opening",
         "order",
+        "page_size",
         "priority",
         "published",
         "released",
@@ -116,6 +117,7 @@ class Hold(_Shown):
         opened_in: CodeType,
         opened_near: int,
         opened_when: float,
+        page_size: int,
     ) -> None:
         self.order = order
         self.key = key
@@ -133,6 +135,7 @@ class Hold(_Shown):
         self.opened_in = opened_in
         self.opened_near = opened_near
         self.opened_when = opened_when
+        self.page_size = page_size
         self.node_id = self.num_matched = self.published = self.committed = 0
         # Own slots are those of `_buffer` from `_start` to `_stop`: what goes at the front costs nothing.
         self._buffer = NO_SLOTS
@@ -154,10 +157,10 @@ class Hold(_Shown):
         """How many own slots there are, used or not."""
         return self._stop - self._start
 
-    def fresh_slots_for(self, num_tokens: int, page_size: int) -> int:
+    def fresh_slots_for(self, num_tokens: int) -> int:
         """Slots, in whole pages, that so many more tokens need beyond the rest of the last page."""
         missing = self.num_own + num_tokens - (self._stop - self._start)
-        return -(-missing // page_size) * page_size if missing > 0 else 0
+        return -(-missing // self.page_size) * self.page_size if missing > 0 else 0
 
     def add(self, slots: Slots, num_tokens: int) -> None:
         """Take slots, and count so many more tokens as held. The array is the hold's from now on."""
@@ -185,9 +188,9 @@ class Hold(_Shown):
         self.version += 1
         self._shrink()
 
-    def cut(self, num_own: int, page_size: int) -> Slots:
+    def cut(self, num_own: int) -> Slots:
         """Keep `num_own` own tokens; the slots of the pages beyond them."""
-        keep = self._start - (-num_own // page_size) * page_size
+        keep = self._start - (-num_own // self.page_size) * self.page_size
         self.num_own = num_own
         self.version += 1
         if keep >= self._stop:

@@ -17,7 +17,7 @@ __all__ = ["Home", "is_cancellation"]
 class Home:
     """The loop that is running now. Asking whether this is still it costs a tenth of a microsecond."""
 
-    __slots__ = ("_call_next", "_call_soon", "_current_task", "_thread", "current", "token")
+    __slots__ = ("_call_soon", "_current_task", "_thread", "call_later", "call_next", "current", "token")
 
     def __init__(self) -> None:
         token: Any = current_token().native_token
@@ -25,19 +25,22 @@ class Home:
         self._thread = threading.get_ident()
         self.current: Callable[[], Any]
         self._call_soon: Callable[[Callable[[], None]], Any]
-        self._call_next: Callable[[Callable[[], None]], Any]
+        self.call_next: Callable[[Callable[[], None]], Any]
+        """Run a step when the loop next comes round; only from the loop itself."""
+        self.call_later: Callable[[float, Callable[[], None]], Any]
+        """Run a step on the loop after so many seconds; only from the loop itself."""
         self._current_task: Callable[[], Any]
         if hasattr(token, "run_sync_soon"):
             import trio
 
             self.current, self._call_soon = trio.lowlevel.current_trio_token, token.run_sync_soon
-            self._call_next = token.run_sync_soon
+            self.call_next, self.call_later = token.run_sync_soon, _call_later_on_trio
             self._current_task = trio.lowlevel.current_task
         else:
             import asyncio
 
             self.current, self._call_soon = asyncio.get_running_loop, token.call_soon_threadsafe
-            self._call_next = token.call_soon
+            self.call_next, self.call_later = token.call_soon, token.call_later
             self._current_task = asyncio.current_task
 
     def is_here(self) -> bool:
@@ -78,10 +81,6 @@ class Home:
         except RuntimeError:  # trio runs something that is no task
             return None
 
-    def call_next(self, step: Callable[[], None]) -> None:
-        """Run a step when the loop next comes round; only from the loop itself."""
-        self._call_next(step)
-
     def call_soon(self, step: Callable[[], None]) -> bool:
         """Run a step on the loop soon, from whatever thread or finaliser; False if the loop is gone."""
         try:
@@ -89,6 +88,16 @@ class Home:
         except RuntimeError:  # the loop is closed, or trio's run has ended
             return False
         return True
+
+
+def _call_later_on_trio(seconds: float, step: Callable[[], None]) -> None:
+    import trio
+
+    async def wait() -> None:
+        await trio.sleep(seconds)
+        step()
+
+    trio.lowlevel.spawn_system_task(wait, name="aradix call_later")
 
 
 def is_cancellation(error: BaseException) -> bool:

@@ -59,10 +59,11 @@ class Joiner:
     It has an `event` of its own, or none where it stands in the queue of admissions.
     """
 
-    __slots__ = ("error", "event", "flight", "hold", "is_heir", "num_before", "target")
+    __slots__ = ("began", "error", "event", "flight", "hold", "is_heir", "num_before", "target")
 
-    def __init__(self, hold: Hold, event: anyio.Event | None) -> None:
+    def __init__(self, hold: Hold, event: anyio.Event | None, began: float) -> None:
         self.hold = hold
+        self.began = began
         self.event = event
         self.flight: Flight | None = None
         self.target = 0
@@ -73,7 +74,7 @@ class Joiner:
 
 
 class Joins:
-    """The flights of one cache, and those who wait for them. Only `wait` waits.
+    """The flights of one cache, and those who wait for them. Only `look` waits.
 
     Args:
         leases: of the cache.
@@ -203,21 +204,29 @@ class Joins:
 
     # ---- those who wait ----
 
-    async def wait(self, hold: Hold) -> bool:
+    async def look(self, hold: Hold, has_waited: bool, may_wait: bool) -> bool:
         """Wait while another lease computes what this one lacks; it has matched its key, and gives up that pin.
 
-        Afterwards it is entered. Or it is to look again (True): a gate is in the way, and then it has no pin, or a tier
-        below may have more. Cancelled, it is released. False where there is nothing to wait for.
+        Afterwards it is entered. Or it is to match again (True): a gate is in the way, and then it has no pin, or a
+        tier below may have more. Cancelled, it is released. False where there is nothing to wait for.
+
+        Args:
+            hold: of the lease.
+            has_waited: whether its match is of an earlier step, since when others may have published, and be gone.
+            may_wait: or it waits in the queue of admissions.
 
         Raises:
             CacheClosedError: the cache was closed meanwhile.
             LeaseReleasedError: the lease was released meanwhile.
         """
+        if has_waited and not self._leases.rematch(hold):
+            self._leases.drop_pins(hold)
+            self._leases.changed()  # the gate may be waiting for just this pin
+            return True
         event = anyio.Event()
-        if not self.board(hold, event):
+        if not may_wait or not self.board(hold, event):
             return False
         joiner = self.joiners[hold.order]
-        began = self._clock()
         try:
             await event.wait()
             if joiner.error is not None:
@@ -231,7 +240,7 @@ class Joins:
             raise
         finally:
             if self._leases.watch is not None:
-                self._leases.watch.waited_to_join(began)
+                self._leases.watch.waited_to_join(joiner.began)
         self._leases.passing.discard(hold)
         return not hold.entered
 
@@ -247,7 +256,7 @@ class Joins:
                 self._went_on(joiner)
             return False
         if joiner is None:
-            joiner = Joiner(hold, event)
+            joiner = Joiner(hold, event, self._clock())
             self.num_joins += 1
         self._board(joiner, *best)
         self._leases.changed()  # it can give nothing back any more: perhaps nobody can, or a gate waited for just that

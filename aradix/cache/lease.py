@@ -23,7 +23,7 @@ from aradix.cache.pressure import SlotWaiter, too_large
 from aradix.errors import LeaseReleasedError, OutOfSlotsError, UsageError
 from aradix.keys import RadixKey
 from aradix.params import InsertResult, NodeRef, PriorityRange
-from aradix.short_method import short_method
+from aradix.short_method import short_method, short_properties
 
 if TYPE_CHECKING:
     from aradix.cache.radix_cache import RadixCache
@@ -38,6 +38,7 @@ def count_of(name: str, value: object) -> int:
     return int(value)
 
 
+@short_properties
 class Lease:
     """What `cache.lease(key)` gives; enter it with `async with`.
 
@@ -83,17 +84,21 @@ class Lease:
             self._check_not_released()
         if hold.task is not None:
             cache._leases.joins.enlist(hold)
+        has_waited = False
         while True:
             if not hold.node_id and not cache._leases.rematch(hold):
                 await cache._leases.wait_at_gate(hold)
                 self._check_not_released()
+                has_waited = True
             tiers = cache._leases.tiers
             if tiers is not None and tiers.may_bring(hold):
                 await tiers.load_back(hold)
                 self._check_not_released()
-            if hold.task is None or self._reserve is not None or not await cache._leases.joins.wait(hold):
+                has_waited = True
+            if hold.task is None or not await cache._leases.joins.look(hold, has_waited, self._reserve is None):
                 break
             self._check_not_released()
+            has_waited = True
         if self._reserve is not None and not cache._pressure.admit_now(hold, self._reserve):
             await self._wait_for_admission(hold, self._reserve)
             self._check_not_released()
@@ -185,11 +190,13 @@ class Lease:
         return self._hold.given
 
     @property
+    @short_method("num_matched")
     def num_matched(self) -> int:
         """Tokens whose KV could be reused when it was entered: whole pages."""
         return self._hold.num_matched
 
     @property
+    @short_method("num_tokens")
     def num_tokens(self) -> int:
         """Tokens with a slot: matched, committed and allocated."""
         return self._hold.num_tokens
@@ -213,6 +220,7 @@ class Lease:
         return hold.waiting and not self._cache._leases.joins.is_waiting(hold)
 
     @property
+    @short_method("slots")
     def slots(self) -> torch.Tensor:
         """The slots of its tokens, in token order: an int64 CPU tensor of shape `[num_tokens]`. Does not wait.
 

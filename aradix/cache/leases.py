@@ -142,6 +142,7 @@ class Leases:
             opened_in,
             opened_near,
             self._params.clock(),
+            self._page_size,
         )
 
     def rematch(self, hold: Hold) -> bool:
@@ -327,7 +328,7 @@ class Leases:
         num_kept = max(hold.num_opened - is_bigram, hold.published, num_tokens - is_bigram)
         hold.key, hold.given = hold.key[:num_kept], hold.given[: num_kept + is_bigram]
         hold.committed = max(hold.published, min(hold.committed, num_tokens - is_bigram))
-        freed = hold.cut(num_tokens - hold.published, self._params.page_size)
+        freed = hold.cut(num_tokens - hold.published)
         self.pool.give_back(freed, hold.touching(self.pool.streams))
         self.changed()
 
@@ -381,7 +382,7 @@ class Leases:
                 self._core.mark_streams(hold.node_id, extra)
             freed = self._core.unpin(hold.node_id)
             hold.node_id = 0
-        own = hold.cut(0, self._page_size)
+        own = hold.cut(0)
         if freed:
             self.pool.give_back_all(freed)
         if len(own):

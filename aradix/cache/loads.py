@@ -45,13 +45,15 @@ class _Sharer:
 class _Load:
     """One load: waiting for slots (`waiter` is queued), copying (`copy`), or over."""
 
-    __slots__ = ("_loads", "copy", "job", "sharers", "slots", "waiter")
+    __slots__ = ("_loads", "began", "copy", "job", "sharers", "slots", "waiter")
 
     def __init__(self, loads: Loads, job: LoadJob, hold: Hold) -> None:
         self._loads = loads
         self.job = job
         self.slots: Slots = NO_SLOTS
         self.copy: Copy | None = None
+        self.began: float | None = None
+        """When the copy began, if somebody watched then."""
         self.sharers: list[_Sharer] = []
         self.waiter = SlotWaiter(hold, job.end - job.start, reserve=True, load=self)
 
@@ -74,6 +76,7 @@ class Loads:
         stream: that device slots are taken for; none where the device has no streams.
         threshold: fewer tokens are not worth a copy.
         on_failure: told of each copy of which a part or all failed.
+        clock: in seconds, for who watches.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class Loads:
         stream: Any,
         threshold: int,
         on_failure: Callable[[str, BaseException, int], None],
+        clock: Callable[[], float],
     ) -> None:
         self.num_done = 0
         self.num_tokens = 0
@@ -98,6 +102,7 @@ class Loads:
         self._stream = stream
         self._threshold = threshold
         self._on_failure = on_failure
+        self._clock = clock
 
     def __len__(self) -> int:
         """Loads that wait for slots, or copy."""
@@ -211,6 +216,8 @@ class Loads:
             self._failed(error, len(slots))
             self._pool.give_back(self._end(load, slots, 0, is_over=True), ())
             return True
+        if self._leases.watch is not None:
+            load.began = self._clock()
         self.running[load.copy] = load
         self.on_begun()
         return True
@@ -226,6 +233,8 @@ class Loads:
             return
         unused = self._end(load, load.slots, copy.num_tokens_done, is_over=copy.error is not None)
         self._pool.give_back(unused, ())
+        if self._leases.watch is not None and load.began is not None and copy.error is None:
+            self._leases.watch.loaded(load.began)
 
     def give_up(self, load: _Load) -> None:
         """End a load that waits for slots."""

@@ -159,7 +159,6 @@ class Pressure:
         self._pool = pool
         self._cache = cache
         self._holds = holds
-        self._page_size = core.page_size
         # By which a compiled tree does the plain case of a step in one call; see its short_ways.cpp.
         self._takes_short_ways = takes_short_ways
         self._short_core: Any = core
@@ -217,7 +216,7 @@ class Pressure:
                     self._catch_up()
                 if grew:
                     return True
-        num_slots = hold.fresh_slots_for(num_tokens, self._page_size)
+        num_slots = hold.fresh_slots_for(num_tokens)
         if num_slots and self.growth:
             return False
         slots = self.take(num_slots, hold)
@@ -231,8 +230,11 @@ class Pressure:
         return True
 
     def admit_now(self, hold: Hold, num_tokens: int) -> bool:
-        """Serve an admission whose prefix is pinned already, unless others wait."""
-        if len(self) or (hold.task is not None and self._cache.joins.board(hold)):
+        """Serve an admission whose prefix is pinned already, unless others wait, of whom those that are blocked are
+        passed; or unless it has to wait for what another lease computes."""
+        if self.growth or not all(waiter.blocked for waiter in self.admission):
+            return False
+        if hold.task is not None and self._cache.joins.board(hold):
             return False
         admitted = self._admit(hold, num_tokens)
         self._catch_up()
@@ -262,7 +264,7 @@ class Pressure:
 
     def _admit(self, hold: Hold, num_tokens: int) -> bool:
         fresh = max(0, num_tokens - hold.num_tokens)
-        slots = self.take(hold.fresh_slots_for(fresh, self._page_size), hold)
+        slots = self.take(hold.fresh_slots_for(fresh), hold)
         if slots is None:
             return False
         hold.add(slots, fresh)
@@ -313,7 +315,7 @@ class Pressure:
         if waiter.reserve or hold.released:
             return
         num_own = min(hold.num_own, max(0, waiter.num_before - hold.published))
-        self._pool.give_back(hold.cut(num_own, self._page_size), ())
+        self._pool.give_back(hold.cut(num_own), ())
 
     def _leave(self, waiter: SlotWaiter, error: BaseException | None = None) -> None:
         (self.admission if waiter.reserve else self.growth).remove(waiter)
@@ -405,7 +407,7 @@ class Pressure:
         elif waiter.reserve:
             served = self._serve_admission(waiter)
         else:
-            slots = self.take(hold.fresh_slots_for(waiter.num_tokens, self._page_size), hold)
+            slots = self.take(hold.fresh_slots_for(waiter.num_tokens), hold)
             served = slots is not None
             if slots is not None:
                 waiter.num_before = hold.num_tokens
@@ -453,7 +455,7 @@ class Pressure:
     def _num_missing(self, waiter: SlotWaiter) -> int:
         hold = waiter.hold
         fresh = max(0, waiter.num_tokens - hold.num_tokens) if waiter.reserve else waiter.num_tokens
-        return hold.fresh_slots_for(fresh, self._page_size)
+        return hold.fresh_slots_for(fresh)
 
     def _unstick(self) -> bool:
         """One step out of it; whether the queues should be looked at again."""

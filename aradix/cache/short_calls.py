@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from aradix.cache.calls import LISTEN_FROM
+from aradix.cache.calls import LISTEN_FROM, MAX_RUN
 from aradix.cache.hold import make_hold
 from aradix.cache.lease import Lease
 from aradix.cache.leases import NO_DUPLICATES
@@ -54,6 +54,7 @@ def make_short_calls(params: CacheInitParams, item_bytes: int, calls: Calls, lea
             "held": HELD,
             "item_bytes": item_bytes,
             "low_slots": leases.low_slots,
-            "max_run": LISTEN_FROM,
+            "listen_from": LISTEN_FROM,
+            "max_run": MAX_RUN,
         }
     )

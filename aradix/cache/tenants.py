@@ -56,8 +56,8 @@ class AccountedHold(Hold):
         super().take_front(num_slots)
         self.account.charge(-num_slots)
 
-    def cut(self, num_own: int, page_size: int) -> Slots:
-        freed = super().cut(num_own, page_size)
+    def cut(self, num_own: int) -> Slots:
+        freed = super().cut(num_own)
         self.account.charge(-len(freed))
         return freed
 

@@ -73,7 +73,7 @@ class Tiers:
                 f"copies on threads cannot be ordered with streams of {type(params.streams[0]).__name__}; "
                 "give copier= for them"
             )
-        self.loads = Loads(core, leases, self.transfer, stream, params.load_back_threshold, self._failed)
+        self.loads = Loads(core, leases, self.transfer, stream, params.load_back_threshold, self._failed, params.clock)
         self.archive = Archive(params, self) if params.storage is not None else None
         leases.pool.host = self.host
         leases.tiers = self

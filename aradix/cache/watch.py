@@ -44,6 +44,9 @@ class Watcher:
     def evicted(self, num_tokens: int, began: float) -> None:
         """The tree has evicted, and the slots were given back."""
 
+    def loaded(self, began: float) -> None:
+        """What a copy from the host brought is on the device; a copy that failed is not told of."""
+
 
 class _Watchers(Watcher):
     """Several watchers as one."""
@@ -82,6 +85,10 @@ class _Watchers(Watcher):
     def evicted(self, num_tokens: int, began: float) -> None:
         for watcher in self._watchers:
             watcher.evicted(num_tokens, began)
+
+    def loaded(self, began: float) -> None:
+        for watcher in self._watchers:
+            watcher.loaded(began)
 
 
 def watch(cache: RadixCache, watcher: Watcher) -> Callable[[], None]:

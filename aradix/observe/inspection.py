@@ -18,6 +18,7 @@ import anyio
 import msgspec
 import numpy as np
 
+from aradix.cache.pressure import SlotWaiter
 from aradix.cache.radix_cache import RadixCache
 from aradix.errors import AradixError, InvalidKeyError, UsageError
 from aradix.keys import Namespace, RadixKey
@@ -198,13 +199,28 @@ class _Desk:
             )
         return shown
 
+    def _kind_of(self, waiter: SlotWaiter) -> str:
+        if not waiter.reserve:
+            return "growth"
+        return "join" if self._cache._leases.joins.is_waiting(waiter.hold) else "admission"
+
     def _waiters(self, now: float) -> list[dict[str, Any]]:
-        """The heads of both queues, up to a bound."""
+        """The heads of both queues and of those who wait for what others compute, up to a bound."""
         pressure = self._cache._pressure
+        joiners = [joiner for joiner in self._cache._leases.joins.joiners.values() if joiner.event is not None]
         return [
             {
+                "id": joiner.hold.order,
+                "kind": "join",
+                "tokens": joiner.target,
+                "waited": now - joiner.began,
+                "where": joiner.hold.where,
+            }
+            for joiner in joiners[:_MAX_LISTED]
+        ] + [
+            {
                 "id": waiter.hold.order,
-                "kind": "admission" if waiter.reserve else "growth",
+                "kind": self._kind_of(waiter),
                 "tokens": waiter.num_tokens,
                 "waited": now - waiter.began,
                 "where": waiter.hold.where,

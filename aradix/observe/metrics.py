@@ -69,6 +69,7 @@ _GAUGES: tuple[tuple[str, str, _Read], ...] = (
     ("fenced_slots", "Retired slots that a stream or a copy may still touch.", lambda s: s.fenced),
     ("quarantined_slots", "Slots lost to a fence that could not be recorded.", lambda s: s.quarantined),
     ("slot_waiters", "Calls that wait for slots.", lambda s: s.num_slot_waiters),
+    ("joiners", "Leases that wait for what another one computes.", lambda s: s.num_joiners),
     ("leases", "Leases that are held.", lambda s: s.num_leases),
     ("tree_nodes", "Nodes of the tree.", lambda s: s.num_nodes),
     ("namespaces", "Namespaces with something cached.", lambda s: s.num_namespaces),
@@ -85,6 +86,9 @@ _COUNTERS: tuple[tuple[str, str, _Read], ...] = (
     ("retracts", "Waiters that were told to give way.", lambda s: s.retracts),
     ("slot_waits", "Calls that had to wait for slots.", lambda s: s.slot_waits),
     ("gate_waits", "Calls that had to wait for a subtree.", lambda s: s.gate_waits),
+    ("joins", "Leases that had to wait for what another one computes.", lambda s: s.joins),
+    ("joined_tokens", "Tokens that they found after it and not before.", lambda s: s.joined_tokens),
+    ("join_takeovers", "Those that had to compute the rest, since the other one ended.", lambda s: s.join_takeovers),
 )
 
 _HOST_GAUGES = (
@@ -173,6 +177,7 @@ class _Heard(Watcher):
         self.lease_age = _Histogram("lease_age_seconds", "How long leases were held.", _LONG)
         self.slot_wait = _Histogram("slot_wait_seconds", "How long calls waited for slots.", _SHORT)
         self.gate_wait = _Histogram("gate_wait_seconds", "How long calls waited for a subtree.", _SHORT)
+        self.join_wait = _Histogram("join_wait_seconds", "How long leases waited for what others compute.", _LONG)
         self.eviction = _Histogram("eviction_duration_seconds", "How long evictions took.", _SHORT)
         self.lifetime = _Histogram(
             "kv_block_lifetime_seconds", "From store to eviction: of the first leaf of each eviction.", _LONG
@@ -185,18 +190,21 @@ class _Heard(Watcher):
         self.reuse_gap = _Histogram(
             "kv_block_reuse_gap_seconds", "From the use before: of the end of each prefix that a lease found.", _LONG
         )
-
-    @property
-    def histograms(self) -> tuple[_Histogram, ...]:
-        return (
+        self.load_back = _Histogram(
+            "load_back_duration_seconds", "How long copies from the host took, from their begin to their end.", _SHORT
+        )
+        self.histograms = [
             self.lease_age,
             self.slot_wait,
             self.gate_wait,
+            self.join_wait,
             self.eviction,
             self.lifetime,
             self.idle,
             self.reuse_gap,
-        )
+        ]
+        if cache._params.host is not None:
+            self.histograms.append(self.load_back)
 
     def _now(self) -> float:
         now = self._clock()
@@ -230,6 +238,9 @@ class _Heard(Watcher):
     def waited_at_gate(self, began: float) -> None:
         self.gate_wait.observe(self._clock() - began)
 
+    def waited_to_join(self, began: float) -> None:
+        self.join_wait.observe(self._clock() - began)
+
     def evicting(self) -> None:
         victim = self._core.next_victim()
         if victim and (leaf := self._core.glance(victim, children=False)) is not None:
@@ -239,6 +250,9 @@ class _Heard(Watcher):
 
     def evicted(self, num_tokens: int, began: float) -> None:
         self.eviction.observe(self._clock() - began)
+
+    def loaded(self, began: float) -> None:
+        self.load_back.observe(self._clock() - began)
 
 
 class CacheMetrics(Collector):

@@ -1,18 +1,19 @@
 """`KVEventPublisher`: a cache's events on a ZMQ socket, as routers of vLLM and SGLang workers take them.
 
-On the loop an event sink only puts each turn's list into a queue. A thread cuts them into blocks, encodes, sends,
-keeps the last batches for who missed some, and answers such readers; the sockets are its own. So neither a slow reader
-nor a long answer holds the engine up. `wire.py` has the shapes, `blocks.py` the cutting.
+On the loop an event sink only puts what was recorded into a queue. A thread hashes the pages, cuts them into blocks,
+encodes, sends, keeps the last batches for who missed some, and answers such readers; the sockets are its own. So
+neither a slow reader nor a long answer holds the engine up. `wire.py` has the shapes, `blocks.py` the cutting.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -55,11 +56,11 @@ def _address(socket: zmq.Socket[bytes]) -> str:
 
 
 class _Turn(NamedTuple):
-    """What a turn of the loop recorded, after so many turns that were dropped."""
+    """What was recorded in a turn of the loop, or in some, after so many such that were dropped."""
 
     num_skipped: int
     seconds: float
-    events: list[KVCacheEvent]
+    events: Sequence[KVCacheEvent]
 
 
 class KVEventPublisher:
@@ -88,9 +89,12 @@ class KVEventPublisher:
             some. Turns beyond it are dropped; their seqs are left out, and as soon as the thread has caught up, a batch
             says all that is cached then, which takes one walk through the tree.
         dp_rank: the rank that consumers know this worker by.
+        delay: seconds that events may wait to be sent in one batch with later ones; 0: each turn of the loop that has
+            some makes a batch. It takes work off the loop, the thread and the readers.
 
     Raises:
-        ConfigError: a block size, wire format, queue size or rank that cannot work; on entering also an endpoint.
+        ConfigError: a block size, wire format, queue size, rank or delay that cannot work; on entering also an
+            endpoint.
         UsageError: on entering, the cache records no events or is not open.
     """
 
@@ -105,6 +109,7 @@ class KVEventPublisher:
         queue_size: int = 100_000,
         *,
         dp_rank: int = 0,
+        delay: float = 0.001,
     ) -> None:
         params = cache._params
         block_size = params.page_size if block_size is None else block_size
@@ -115,7 +120,10 @@ class KVEventPublisher:
         ):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name} must be an int of at least {least}, got {value!r}")
+        if isinstance(delay, bool) or not isinstance(delay, int | float) or not 0 <= delay < math.inf:
+            raise ConfigError(f"delay must be a number of seconds from 0 on, got {delay!r}")
         self._cache = cache
+        self._delay = delay
         self._endpoint = endpoint
         self._replay_endpoint = replay_endpoint
         self._topic = topic.encode()
@@ -171,7 +179,7 @@ class KVEventPublisher:
             raise UsageError("this publisher was opened already; make another KVEventPublisher")
         self._home = Home()
         self._ended = anyio.Event()
-        self._remove_sink = self._cache.add_event_sink(self._put)
+        self._remove_sink = self._cache.add_event_sink(self._put, delay=self._delay)
         try:
             self._open_sockets()
         except BaseException:
@@ -196,6 +204,7 @@ class KVEventPublisher:
         """
         if self._home is None:
             raise UsageError("this publisher was not opened")
+        self._cache._event_sinks.deliver()
         self._remove_sink()
         self._append([AllBlocksCleared()])
         self._stopping = True
@@ -252,7 +261,7 @@ class KVEventPublisher:
             raise self._error
 
     async def sent(self) -> int:
-        """Wait until all that was queued up to now has been handed to the sockets; gives the seq of the next batch.
+        """Wait until all that was recorded up to now has been handed to the sockets; gives the seq of the next batch.
 
         Raises:
             UsageError: the publisher is not open.
@@ -260,6 +269,7 @@ class KVEventPublisher:
         if self._home is None or self._stopping:
             raise UsageError("open the publisher first: async with KVEventPublisher(cache, ...) as publisher")
         self._home.check()
+        self._cache._event_sinks.deliver()
         reached = anyio.Event()
         self._queue.append(reached)
         self._wake()
@@ -268,7 +278,7 @@ class KVEventPublisher:
 
     # ---- on the loop ----
 
-    def _put(self, events: list[KVCacheEvent]) -> None:
+    def _put(self, events: Sequence[KVCacheEvent]) -> None:
         """Queue the events of a turn, or drop them."""
         if self._lost or len(self._queue) >= self._queue_size:
             if not self._lost:
@@ -279,7 +289,7 @@ class KVEventPublisher:
             return
         self._append(events)
 
-    def _append(self, events: list[KVCacheEvent]) -> None:
+    def _append(self, events: Sequence[KVCacheEvent]) -> None:
         self._queue.append(_Turn(self._num_skipped, time.time(), events))
         self._num_skipped = 0
         if len(self._queue) == 1:
@@ -291,6 +301,7 @@ class KVEventPublisher:
     def _start_over(self) -> None:
         """Turns were dropped, and the thread has done all the others: say what is cached now."""
         if self._lost and not self._stopping:
+            self._cache._event_sinks.deliver()  # to be dropped as well: what is cached now has it all
             self._lost = False
             self._append([AllBlocksCleared(), *self._cache.current_events()])
             _log.info("the KV event thread has caught up: %d turns were dropped in all", self._num_dropped)

@@ -114,6 +114,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="requests in flight (default: 8)",
     )
     parser.add_argument(
+        "--join",
+        action="store_true",
+        help="requests wait for what another one in flight computes, instead of computing the same",
+    )
+    parser.add_argument(
         "--watermarks",
         type=_watermarks,
         default="0.05:0.1",

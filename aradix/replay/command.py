@@ -60,7 +60,7 @@ def run(options: argparse.Namespace, observed: Observed | None = None) -> int:
                 _print(lines)
     _print(lines)
     if not options.json:
-        details = f"pages of {plan.page_size}, {options.concurrency} in flight"
+        details = f"pages of {plan.page_size}, {options.concurrency} in flight" + (", joined" if options.join else "")
         print_table(results, title=f"{plan.title}, {details}", file=sys.stdout, worth=plan.worth)
     if options.plot is not None:
         save_plot(options.plot, [result for _, result in results], title=plan.title)

@@ -48,6 +48,7 @@ class ReplaySetup:
     """One run: the cache, and how it is driven.
 
     Args:
+        join: whether a request waits for what another one in flight computes, instead of computing the same.
         pace: requests begun a second at most. Each then takes its time, so that most of `concurrency` is in flight.
     """
 
@@ -62,6 +63,7 @@ class ReplaySetup:
     num_host_pages: int = 0
     write_policy: Any = "write_through_selective"
     storage: Path | None = None
+    join: bool = False
     pace: float | None = None
 
     def cache_params(self, num_pages: int | None = None) -> CacheInitParams:
@@ -121,6 +123,9 @@ class ReplayResult:
         load_back_tokens: of the hits, those that came back from the host.
         backuped_tokens: copied to the host.
         prefetched_tokens: that came from the page store.
+        num_joins: requests that waited for what another one computed.
+        joined_tokens: of the hits, those that such requests found after that and not before.
+        num_takeovers: those that had to compute it in the end, since the other one did not.
     """
 
     setup: ReplaySetup
@@ -138,6 +143,14 @@ class ReplayResult:
     load_back_tokens: int = 0
     backuped_tokens: int = 0
     prefetched_tokens: int = 0
+    num_joins: int = 0
+    joined_tokens: int = 0
+    num_takeovers: int = 0
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Input tokens that an engine had to compute."""
+        return self.input_tokens - self.hit_tokens
 
     @property
     def hit_ratio(self) -> float:
@@ -245,6 +258,9 @@ class _Run:
             load_back_tokens=stats.load_back_tokens,
             backuped_tokens=stats.backuped_tokens,
             prefetched_tokens=stats.prefetched_tokens,
+            num_joins=stats.joins,
+            joined_tokens=stats.joined_tokens,
+            num_takeovers=stats.join_takeovers,
         )
 
     async def _work(self, cache: RadixCache) -> None:
@@ -286,7 +302,7 @@ class _Run:
         """Compute the prompt and decode what fits; gives how much was found, and how much of the key was committed."""
         prompt = key[:num_prompt]
         asked = perf_counter()
-        async with cache.lease(prompt, reserve=num_prompt) as lease:
+        async with cache.lease(prompt, reserve=num_prompt, join=self._setup.join) as lease:
             self._lease_seconds.append(perf_counter() - asked)
             hit_tokens = min(lease.num_matched, weight)
             self._hit_tokens += hit_tokens
@@ -313,7 +329,7 @@ class _Run:
 
     async def _resume(self, cache: RadixCache, key: RadixKey) -> int:
         """After a retract: come back with all that the request will ever need, so that it cannot be stuck again."""
-        async with cache.lease(key, reserve=len(key), resume=True) as lease:
+        async with cache.lease(key, reserve=len(key), resume=True, join=self._setup.join) as lease:
             await self._compute()
             lease.commit(key)
         return len(key)

@@ -33,7 +33,8 @@ class ModelShape(NamedTuple):
 
 
 # From each model's published config.json: num_hidden_layers, num_key_value_heads, head_dim (or hidden_size over
-# num_attention_heads), and kv_lora_rank + qk_rope_head_dim. Only models whose layers all keep every token.
+# num_attention_heads), and kv_lora_rank + qk_rope_head_dim. Only models whose layers all keep every token (so
+# not Mistral-7B-v0.1, which has a window of 4,096).
 MODELS: dict[str, ModelShape] = {
     "Llama-3.1-8B": ModelShape(32, 8, 128),
     "Llama-3.1-70B": ModelShape(80, 8, 128),
@@ -47,7 +48,7 @@ MODELS: dict[str, ModelShape] = {
     "Qwen3-32B": ModelShape(64, 8, 128),
     "Qwen3-30B-A3B": ModelShape(48, 4, 128),
     "Qwen3-235B-A22B": ModelShape(94, 4, 128),
-    "Mistral-7B": ModelShape(32, 8, 128),
+    "Mistral-7B-v0.3": ModelShape(32, 8, 128),
     "Mixtral-8x7B": ModelShape(32, 8, 128),
     "DeepSeek-V3": ModelShape(61, 0, 0, 512 + 64),
     "SmolLM2-135M": ModelShape(30, 3, 64),

@@ -221,5 +221,6 @@ class Plan:
             num_host_pages=self._num_host_pages,
             write_policy=options.write_policy or "write_through_selective",
             storage=options.storage,
+            join=options.join,
             pace=options.pace,
         )

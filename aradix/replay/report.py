@@ -55,6 +55,7 @@ def as_json(result: ReplayResult, *, trace: str, capacity: str, worth: Worth = _
         "input_tokens": result.input_tokens,
         "hit_tokens": result.hit_tokens,
         "hit_ratio": round(result.hit_ratio, 6),
+        "prefill_tokens": result.prefill_tokens,
         "output_tokens": result.output_tokens,
         "evicted_tokens": result.evicted_tokens,
         "slot_waits": result.num_waits,
@@ -64,6 +65,12 @@ def as_json(result: ReplayResult, *, trace: str, capacity: str, worth: Worth = _
         "requests_per_s": round(result.requests_per_s, 1),
         "seconds": round(result.seconds, 3),
     }
+    if setup.join:
+        fields |= {
+            "joins": result.num_joins,
+            "joined_tokens": result.joined_tokens,
+            "join_takeovers": result.num_takeovers,
+        }
     if setup.num_host_pages:
         fields |= {
             "host_capacity_tokens": setup.num_host_pages * setup.page_size,
@@ -94,6 +101,8 @@ def _row(result: ReplayResult, capacity: str, worth: Worth) -> dict[str, str]:
         row["saved"] = seconds_text(saved)
     if result.setup.num_host_pages:
         row["loaded"] = f"{result.load_back_tokens:,}"
+    if result.setup.join:
+        row |= {"computed": f"{result.prefill_tokens:,}", "joined": f"{result.joined_tokens:,}"}
     row["evicted"] = f"{result.evicted_tokens:,}"
     # Nobody took a lease to find the bound.
     leases = {

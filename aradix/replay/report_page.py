@@ -139,7 +139,7 @@ class _Page:
             f"{first.num_requests:,} requests",
             f"{first.input_tokens:,} input tokens",
             f"pages of {setup.page_size}",
-            f"{setup.concurrency} in flight",
+            f"{setup.concurrency} in flight" + (", which join" if setup.join else ""),
         ]
         if setup.high_watermark:
             facts.append(f"{100 * setup.low_watermark:.3g} to {100 * setup.high_watermark:.3g} % kept free")

@@ -6,7 +6,7 @@ tokens (bigrams where keys are bigrams). Nodes are named by ids that are never u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Literal, NamedTuple, Protocol
@@ -247,7 +247,7 @@ class TreeCore(Protocol):
     """Whether neighbours that became equal are one node; not after a failure, nor where whole leaves are evicted."""
 
     on_event: Callable[[], None] | None
-    """Called in the middle of a step, when it records the first event since `take_events`. It may not raise, nor call
+    """Called in the middle of a step, when it records the first event since they were taken. It may not raise, nor call
     the tree: all it can do is to ask for a step of its own."""
 
     @property
@@ -373,7 +373,12 @@ class TreeCore(Protocol):
     def namespaces(self) -> list[Namespace]:
         """Those that the tree has a root for, the oldest first."""
 
-    def take_events(self) -> list[KVCacheEvent]: ...
+    def take_events(self) -> list[KVCacheEvent]:
+        """What was recorded since it was last taken."""
+
+    def take_recorded(self) -> Sequence[KVCacheEvent]:
+        """The same, as it was recorded: who looks at it first, on whatever thread, pays for what it takes to tell."""
+
     def view(self, node_id: int) -> NodeView:
         """One node, as `walk` shows it. KeyError if it is no more."""
 

@@ -322,6 +322,9 @@ class RadixTree(KeepingSteps):
         taken, self._events = self._events, []
         return taken
 
+    def take_recorded(self) -> list[KVCacheEvent]:
+        return self.take_events()
+
     def view(self, node_id: int) -> NodeView:
         return self._view(self._nodes[node_id])
 

@@ -32,6 +32,10 @@ OLD_EPOCHS, YOUNG_EPOCHS = 32, 10
 SLOW_DECAY, FAST_DECAY = 9, 6
 MARGIN = 64
 """A candidate must spare one in so many of recency's misses before recency is left for it."""
+SAMPLE_EPOCHS = 4
+"""What a candidate gains on recency is looked at in stretches of so many epochs."""
+SURE = 6
+"""Its lead must be as many standard deviations as the root of this, if stretches are independent of each other."""
 
 _WHOLE = 256
 CHUNK_PAGES, CHUNK_TOKENS = 8, 128
@@ -103,6 +107,9 @@ class ReuseRecord:
         self._partial = [0] * NUM_RUNGS
         self._slow = [0] * (NUM_RUNGS + 1)
         self._fast = [0] * (NUM_RUNGS + 1)
+        self._leads = [0] * NUM_RUNGS  # over recency, in the slow scores, at the last look
+        self._gains = [0] * NUM_RUNGS  # on recency, in the stretch that is under way
+        self._squares = [0] * NUM_RUNGS  # sum of the gains' squares, which decays as the slow scores do
         self._ghosts: OrderedDict[int, Ghost] = OrderedDict()
         self._ghost_tokens = 0
 
@@ -215,6 +222,7 @@ class ReuseRecord:
         before = self.stay
         self._epoch = tick >> self.shift
         self._clear_oldest()
+        self._note_gains()
         for scores, decay in ((self._slow, SLOW_DECAY), (self._fast, FAST_DECAY)):
             for rung in range(NUM_RUNGS + 1):
                 scores[rung] -= scores[rung] >> decay
@@ -228,6 +236,7 @@ class ReuseRecord:
             self._choose()
         elif self._epoch > NUM_EPOCHS // 2:
             self._widen()  # nothing went yet: all that there is stays in the table
+        self._leads = [score - self._slow[0] for score in self._slow[:NUM_RUNGS]]
         return self.stay != before
 
     # ---- the table ----
@@ -301,9 +310,8 @@ class ReuseRecord:
             self._table[of_uses] = wider
         self._epoch >>= 1
         self.shift += 1
-        for scores in (self._slow, self._fast):
-            scores[1 : NUM_RUNGS - 1] = scores[2:NUM_RUNGS]
-        self._cuts[1 : NUM_RUNGS - 1] = self._cuts[2:NUM_RUNGS]
+        for of_rungs in (self._slow, self._fast, self._gains, self._squares, self._cuts):
+            of_rungs[1 : NUM_RUNGS - 1] = of_rungs[2:NUM_RUNGS]
         self._cuts = [cut >> 1 for cut in self._cuts]
         self.rung -= self.rung > 1
         self._recount()
@@ -323,9 +331,8 @@ class ReuseRecord:
                     num_tokens = counts[(epoch >> 1) % NUM_EPOCHS]
                     narrow[epoch % NUM_EPOCHS] = num_tokens // 2 if epoch % 2 else num_tokens - num_tokens // 2
             self._table[of_uses] = narrow
-        for scores in (self._slow, self._fast):
-            scores[2:NUM_RUNGS] = scores[1 : NUM_RUNGS - 1]
-        self._cuts[2:NUM_RUNGS] = self._cuts[1 : NUM_RUNGS - 1]
+        for of_rungs in (self._slow, self._fast, self._gains, self._squares, self._cuts):
+            of_rungs[2:NUM_RUNGS] = of_rungs[1 : NUM_RUNGS - 1]
         self._cuts = [2 * cut for cut in self._cuts]
         self.rung += 0 < self.rung < NUM_RUNGS - 1
         self._recount()
@@ -351,16 +358,41 @@ class ReuseRecord:
             self._slow[rung] += num_tokens * part
             self._fast[rung] += num_tokens * part
 
+    def _note_gains(self) -> None:
+        """An epoch is over: what has each candidate gained on recency, and how much does that vary?"""
+        for rung in range(1, NUM_RUNGS):
+            self._gains[rung] += self._slow[rung] - self._slow[0] - self._leads[rung]
+        if self.capacity and self._epoch % SAMPLE_EPOCHS == 0:
+            for rung in range(1, NUM_RUNGS):
+                self._squares[rung] -= self._squares[rung] * SAMPLE_EPOCHS >> SLOW_DECAY
+                self._squares[rung] += self._in_capacities(self._gains[rung]) ** 2
+                self._gains[rung] = 0
+
+    def _in_capacities(self, score: int) -> int:
+        """A score in parts of the capacity, so that its square stays small."""
+        return score * _WHOLE // self.capacity
+
+    def _is_sure(self, rung: int) -> bool:
+        """Whether a candidate's lead over recency is more than the noise in it."""
+        lead = self._in_capacities(self._slow[rung] - self._slow[0])
+        return lead > 0 and lead * lead > SURE * self._squares[rung]
+
     def _choose(self) -> None:
-        """Take the candidate with the most hits, if it clearly beats recency in the long run and of late."""
+        """Go a rung towards the candidate with the most hits, if it clearly beats recency in the long run and of late.
+
+        What is cached follows the stay only slowly, so there is nothing to win by jumps, and hits to lose if the
+        best candidate is another one by then. From one rung to the next no proof is asked: those hold much the same.
+        """
         slow, fast = self._slow, self._fast
         enough = (fast[-1] - fast[0]) // MARGIN
         best = 0
         for rung in range(1, NUM_RUNGS):
-            if slow[rung] > slow[best] and fast[rung] - fast[0] > enough:
+            if slow[rung] <= slow[best] or fast[rung] - fast[0] <= enough:
+                continue
+            if (self.rung and abs(rung - self.rung) <= 1) or self._is_sure(rung):
                 best = rung
         if slow[best] - slow[0] <= (slow[-1] - slow[0]) // MARGIN:
             best = 0
         gain = slow[best] - slow[self.rung]
         if best != self.rung and (best == 0 or gain > (slow[-1] - slow[self.rung]) // (2 * MARGIN)):
-            self.rung = best
+            self.rung += 1 if best > self.rung else -1

@@ -47,6 +47,7 @@ class Emphasis:
         tiers: whether there is a host tier, and perhaps a page store.
         copy_faults: one in so many copies fails, one of these; 0 for none.
         write_policies: when tokens are copied to the host, one of these.
+        joins: how often a request waits for what another one computes.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Emphasis:
     tiers: bool = False
     copy_faults: tuple[int, ...] = (0, 2, 2, 2, 2, 2)
     write_policies: tuple[WritePolicy, ...] = _WRITE_POLICIES
+    joins: float = 0.0
 
 
 _ACTS: Mapping[str, float] = {
@@ -235,6 +237,19 @@ EMPHASES: dict[str, Emphasis] = {
             length=(2, 4),
         ),
         Emphasis(
+            name="joins",
+            acts={"request": 10, "pause": 1, "cancel": 2, "evict": 0.5, "flush": 0.2},
+            steps={"grow": 9, "commit": 9, "pause": 3, "cancel": 0.5, "truncate": 0.2, "fork": 0.2},
+            reserve=0.15,
+            namespaces=1,
+            pages=(8, 16),
+            holding=0.8,
+            prompts=(1, 2),
+            tasks=(5, 7),
+            length=(2, 3),
+            joins=1.0,
+        ),
+        Emphasis(
             name="tiers",
             acts={**_ACTS, "evict": 14, "request": 16, "cancel": 4, "pause": 2, "glance": 2, "sweep": 1},
             steps=_STEPS,
@@ -289,4 +304,8 @@ EMPHASES |= {
         faults=("copy",),
     ),
     "broken sinks": replace(EMPHASES["sinks"], name="broken sinks", faults=("sink",)),
+    **{
+        f"joins, {name}": replace(EMPHASES[name], name=f"joins, {name}", joins=0.6)
+        for name in ("faults", "admission", "retract", "gates", "low level", "crowded tiers")
+    },
 }

@@ -4,7 +4,7 @@ nobody can say whether it has ended. The run must end with that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from aradix.events import KVCacheEvent
@@ -135,12 +135,12 @@ class BreakingSink:
         fail_at: the list of events that it fails on, counted from 1.
     """
 
-    def __init__(self, sink: Callable[[list[KVCacheEvent]], None], fail_at: int) -> None:
+    def __init__(self, sink: Callable[[Sequence[KVCacheEvent]], None], fail_at: int) -> None:
         self._sink = sink
         self._left = fail_at
         self.raised = False
 
-    def __call__(self, events: list[KVCacheEvent]) -> None:
+    def __call__(self, events: Sequence[KVCacheEvent]) -> None:
         self._left -= 1
         if self._left == 0:
             self.raised = True

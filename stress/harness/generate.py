@@ -16,7 +16,7 @@ from dataclasses import replace
 from stress.harness.copies import FATES
 from stress.harness.emphases import EMPHASES, Emphasis
 from stress.harness.keeping import make_keeping
-from stress.harness.request import LEAVE_LAST, LONG, NARROW, NO_STORE
+from stress.harness.request import JOIN, LEAVE_LAST, LONG, NARROW, NO_STORE
 from stress.harness.worlds import Act, World
 
 __all__ = ["make_world"]
@@ -183,6 +183,8 @@ def _make_request(rng: random.Random, stress: Emphasis, world: World, num_tasks:
     flags = 0
     for flag, chance in ((NO_STORE, 0.08), (LEAVE_LAST, 0.2), (NARROW, 0.3), (LONG, stress.long)):
         flags |= flag if rng.random() < chance else 0
+    if stress.joins and rng.random() < stress.joins:
+        flags |= JOIN
     reserve = rng.randint(1, 9) if rng.random() < stress.reserve else 0
     steps = _make_steps(rng, stress, num_tasks, len(world.keys[key][1]), depth=0)
     return Act("request", (key, flags, rng.randrange(3), reserve, rng.randint(0, 2)), steps)

@@ -43,7 +43,7 @@ class Mirror:
         self._on_host: set[bytes] = set()
         self._names: dict[bytes, tuple[bytes | None, Namespace, tuple[int, ...]]] = {}
 
-    def __call__(self, events: list[KVCacheEvent]) -> None:
+    def __call__(self, events: Sequence[KVCacheEvent]) -> None:
         """Takes the events of a turn, and looks whether they tell the truth."""
         if self._is_struck():
             return

@@ -18,7 +18,7 @@ from stress.harness.worlds import Act
 
 __all__ = ["RequestRunner"]
 
-NO_STORE, LEAVE_LAST, NARROW, LONG = 1, 2, 4, 8
+NO_STORE, LEAVE_LAST, NARROW, LONG, JOIN = 1, 2, 4, 8, 16
 _MAX_TRIES = 3
 
 
@@ -87,7 +87,8 @@ class RequestRunner:
         record = self._record = site.book.new("lease", namespace, store=not flags & NO_STORE)
         since = site.book.since(namespace, tokens)
         what = f"lease(key {key_index}, reserve={wanted}) {record}"
-        turn = None if wanted is None else site.turns.begin(what, record, reserve=True)
+        joins = bool(flags & JOIN)
+        turn = None if wanted is None else site.turns.begin(what, record, reserve=True, joins=joins)
         with site.operation(self._name, what, waits=True) as noted:
             self._key = radix_key(tokens, namespace)
             lease = site.cache.lease(
@@ -98,6 +99,7 @@ class RequestRunner:
                 store=not flags & NO_STORE,
                 resume=resume,
                 stream=self._stream,
+                join=joins,
             )
             try:
                 await lease.__aenter__()
@@ -111,6 +113,8 @@ class RequestRunner:
             num_matched = self._lease.num_matched
             noted.result = f"{num_matched} matched, {shown}"
             site.book.matched(record, since, tokens, shown[:num_matched], limit)
+            if joins:
+                site.flights.entered(record, self._name, tokens, limit)
             if site.book.grew(record, shown, max(0, (wanted or 0) - num_matched)) and turn is not None:
                 site.turns.served(turn)
             self._read_matched()

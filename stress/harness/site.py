@@ -12,6 +12,7 @@ from anyio.abc import TaskGroup
 from aradix import Namespace, RadixCache, RadixKey, SlotAllocator
 from aradix.errors import InvariantError
 from stress.harness.book import Book
+from stress.harness.flights import Flights
 from stress.harness.kernels import Kernels
 from stress.harness.turns import Turns
 from stress.harness.worlds import Act, World
@@ -120,6 +121,7 @@ class Site:
         # Loads from a host wait in the same line, and the harness does not know which of the waiters they are.
         knows_line = not world.num_host_pages
         self.turns = Turns(book, lambda: cache.stats().num_slot_waiters if knows_line else -1)
+        self.flights = Flights(book)
         self.scopes: dict[str, anyio.CancelScope] = {}
         self._waiting: dict[str, None] = {}
         self.history: list[Operation] = []

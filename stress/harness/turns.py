@@ -17,14 +17,23 @@ __all__ = ["Turn", "Turns"]
 class Turn:
     """One call that may wait for slots, from its beginning on."""
 
-    __slots__ = ("before", "gates", "holders", "record", "reserve", "what")
+    __slots__ = ("before", "gates", "holders", "joins", "record", "reserve", "what")
 
     def __init__(
-        self, what: str, record: Record, reserve: bool, before: list[Turn], holders: dict[int, int], gates: int
+        self,
+        what: str,
+        record: Record,
+        reserve: bool,
+        joins: bool,
+        before: list[Turn],
+        holders: dict[int, int],
+        gates: int,
     ) -> None:
         self.what = what
         self.record = record
         self.reserve = reserve
+        self.joins = joins
+        """It may wait for what another one computes, and is passed meanwhile."""
         self.before = before
         self.holders = holders
         self.gates = gates
@@ -44,9 +53,9 @@ class Turns:
         self._line: dict[Turn, None] = {}
         self._num_waits: dict[int, int] = {}
 
-    def begin(self, what: str, record: Record, reserve: bool) -> Turn:
+    def begin(self, what: str, record: Record, *, reserve: bool, joins: bool = False) -> Turn:
         """A call begins."""
-        turn = Turn(what, record, reserve, [], {}, self._book.num_gates_ever)
+        turn = Turn(what, record, reserve, joins, [], {}, self._book.num_gates_ever)
         if self._line and not self._book.num_gates and self._num_waiters() == len(self._line):
             turn.before = list(self._line)
             turn.holders = self._holders(record)
@@ -61,7 +70,11 @@ class Turns:
     def served(self, turn: Turn) -> None:
         """It has returned with slots of which at least one page is new."""
         self._line.pop(turn, None)
-        passed = [other for other in turn.before if other in self._line and (not other.reserve or turn.reserve)]
+        passed = [
+            other
+            for other in turn.before
+            if other in self._line and not other.joins and (not other.reserve or turn.reserve)
+        ]
         if not passed or turn.gates != self._book.num_gates_ever or self._num_waiters() != len(self._line):
             return
         holders = self._holders(turn.record)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stress.planted.copies import COPIES
+from stress.planted.joins import JOINS
 from stress.planted.keeping import KEEPING
 from stress.planted.memory import MEMORY
 from stress.planted.order import ORDER
@@ -13,4 +14,4 @@ from stress.planted.tree import TREE
 
 __all__ = ["CATALOG"]
 
-CATALOG: tuple[Plant, ...] = (*MEMORY, *SHELL, *TREE, *TIERS, *COPIES, *ORDER, *KEEPING)
+CATALOG: tuple[Plant, ...] = (*MEMORY, *SHELL, *TREE, *TIERS, *COPIES, *ORDER, *KEEPING, *JOINS)

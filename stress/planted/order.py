@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from aradix import CacheInitParams, RadixCache
@@ -61,7 +62,7 @@ class _WorseSinks(Builder):
 class _Swallows(EventSinks):
     """A sink that raises is left out from then on, and nobody hears of it."""
 
-    def _call(self, order: int, sink: EventSink, events: list[KVCacheEvent]) -> None:
+    def _call(self, order: int, sink: EventSink, events: Sequence[KVCacheEvent]) -> None:
         try:
             sink(events)
         except Exception:

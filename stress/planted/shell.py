@@ -126,7 +126,7 @@ class _LosesHandOver(Pressure):
     def _hand_back(self, waiter: SlotWaiter) -> None:
         hold = waiter.hold
         if not waiter.reserve and not hold.released:
-            hold.cut(max(0, hold.num_own - waiter.num_tokens), self._page_size)
+            hold.cut(max(0, hold.num_own - waiter.num_tokens))
 
 
 class _LeaksPin(Pressure):

@@ -35,7 +35,7 @@ def change_slots(scene: Scene, change: Any) -> None:
     slots = scene.hold.own.copy()
     num_own = scene.hold.num_own
     change(slots)
-    scene.hold.cut(0, 1)
+    scene.hold.cut(0)
     scene.hold.add(slots, num_own)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import pytest
 
 from aradix import CacheInitParams, ChunkCache, EvictParams, RadixCache, SlotAllocator
@@ -19,7 +22,7 @@ class Kept:
     def __init__(self) -> None:
         self.lists: list[list[KVCacheEvent]] = []
 
-    def __call__(self, events: list[KVCacheEvent]) -> None:
+    def __call__(self, events: Sequence[KVCacheEvent]) -> None:
         self.lists.append(list(events))
 
     @property
@@ -44,6 +47,74 @@ async def test_the_events_of_a_turn_come_in_one_list_in_order() -> None:
         await settled()
         assert [len(events) for events in kept.lists] == [2, 1, 1]
         assert kept.kinds == ["BlockStored", "BlockStored", "BlockRemoved", "AllBlocksCleared"]
+
+
+class Later:
+    """Stands in for the loop's timer: what was asked for, until the test makes it happen."""
+
+    def __init__(self, cache: RadixCache) -> None:
+        assert cache._home is not None
+        cache._home.call_later = self
+        self.asked: list[tuple[float, Callable[[], None]]] = []
+
+    def __call__(self, seconds: float, step: Callable[[], None]) -> None:
+        self.asked.append((seconds, step))
+
+    def happen(self) -> float:
+        ((seconds, step),) = self.asked
+        self.asked.clear()
+        step()
+        return seconds
+
+
+async def test_a_sink_that_can_wait_gets_the_events_of_many_turns_at_once() -> None:
+    async with opened(64, enable_kv_cache_events=True) as cache:
+        later, kept = Later(cache), Kept()
+        cache.add_event_sink(kept, delay=0.5)
+        for number in range(3):
+            await filled(cache, key(number))
+            await settled()
+        assert kept.lists == []
+        assert later.happen() == 0.5
+        assert [len(events) for events in kept.lists] == [3]
+        await settled()
+        assert later.asked == []
+        await filled(cache, key(3))
+        assert later.happen() == 0.5
+        assert [len(events) for events in kept.lists] == [3, 1]
+        await filled(cache, key(4))
+    assert [len(events) for events in kept.lists] == [3, 1, 2]  # the rest as the cache closed
+    later.happen()
+    assert len(kept.lists) == 3
+
+
+async def test_the_sink_with_the_shortest_delay_decides_for_all() -> None:
+    async with opened(64, enable_kv_cache_events=True) as cache:
+        later = Later(cache)
+        slow, slower, prompt = Kept(), Kept(), Kept()
+        remove_slow = cache.add_event_sink(slow, delay=0.5)
+        cache.add_event_sink(slower, delay=2)
+        await filled(cache, key(1))
+        assert later.happen() == 0.5
+        remove_prompt = cache.add_event_sink(prompt)
+        await filled(cache, key(2))
+        await settled()
+        assert later.asked == []
+        remove_prompt()
+        remove_slow()
+        await filled(cache, key(3))
+        await settled()
+        assert later.happen() == 2
+        assert [len(kept.lists) for kept in (slow, slower, prompt)] == [2, 3, 1]
+        assert slower.lists[:2] == slow.lists
+
+
+@pytest.mark.parametrize("delay", [-1, True, "soon", float("inf"), float("nan")])
+async def test_a_delay_that_is_no_time_is_refused(delay: Any) -> None:
+    async with opened(64, enable_kv_cache_events=True) as cache:
+        with pytest.raises(UsageError, match="delay is a number of seconds from 0 on"):
+            cache.add_event_sink(Kept(), delay=delay)
+        assert len(cache._event_sinks) == 0
 
 
 async def test_a_turn_without_events_delivers_nothing() -> None:
@@ -98,7 +169,7 @@ async def test_a_sink_may_use_the_cache_and_add_another() -> None:
         inner, last = Kept(), Kept()
         seen: list[int] = []
 
-        def sink(events: list[KVCacheEvent]) -> None:
+        def sink(events: Sequence[KVCacheEvent]) -> None:
             seen.append(len(events))
             if len(seen) == 1:
                 lease = cache.lease(key(7, 8))
@@ -125,7 +196,7 @@ async def test_a_sink_may_use_the_cache_and_add_another() -> None:
 async def test_what_a_sink_raises_ends_the_cache_and_the_others_hear_on(at_close: bool) -> None:
     kept = Kept()
 
-    def broken(events: list[KVCacheEvent]) -> None:
+    def broken(events: Sequence[KVCacheEvent]) -> None:
         raise ZeroDivisionError(len(events))
 
     with pytest.raises(ExceptionGroup) as caught:
@@ -173,7 +244,7 @@ async def test_a_sink_needs_an_open_cache_that_records_events() -> None:
 async def test_events_of_a_whole_life_add_up_to_what_is_cached() -> None:
     listed: set[bytes] = set()
 
-    def mirror(events: list[KVCacheEvent]) -> None:
+    def mirror(events: Sequence[KVCacheEvent]) -> None:
         for event in events:
             if isinstance(event, BlockStored):
                 listed.update(event.block_hashes)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
+from typing import Any
+
 import anyio
 import pytest
 
@@ -81,6 +84,30 @@ async def test_a_gate_is_granted_over_who_waits_and_lets_go_on_afterwards() -> N
         heir.value.release()
         await settled()
         other.value.release()
+
+
+def at_once(call: Coroutine[Any, Any, Any]) -> None:
+    """Run a call that does not wait, before any other task gets its turn."""
+    with pytest.raises(StopIteration):
+        call.send(None)
+
+
+@pytest.mark.parametrize("reserve", [None, 12])
+async def test_who_was_let_through_a_gate_finds_what_was_committed_before_it_woke(reserve: int | None) -> None:
+    async with opened() as cache, anyio.create_task_group() as tasks:
+        alone = cache.exclusive(key())
+        await alone.__aenter__()
+        act = await joiner(tasks, cache, PROMPT, reserve=reserve)
+        assert act.waits
+        at_once(alone.__aexit__(None, None, None))
+        quick = cache.lease(PROMPT)
+        at_once(quick.__aenter__())
+        quick.allocate_nowait(12)
+        quick.commit(PROMPT)
+        quick.release()
+        await settled()
+        assert act.value.num_matched == 12
+        act.value.release()
 
 
 async def test_a_task_that_has_a_subtree_waits_for_nobody() -> None:

@@ -6,15 +6,17 @@ import asyncio
 import gc
 import inspect
 import pickle
+import threading
 import warnings
 from collections.abc import Iterable
 from typing import Any, Self
 
 import anyio
 import pytest
+import torch
 
 from aradix import CacheInitParams, Lease, Namespace, RadixCache, RadixKey, SlotAllocator
-from aradix.cache.calls import Calls
+from aradix.cache.calls import MAX_RUN, Calls
 from aradix.cache.leases import Leases
 from aradix.cache.watch import Watcher, watch
 from aradix.errors import CacheClosedError, LeaseReleasedError, UsageError, WrongLoopError
@@ -90,6 +92,50 @@ async def test_a_lease_opened_with_options_goes_on_without_python() -> None:
             await lease.allocate(4)
             lease.commit(key(PROMPT))
         assert slow_calls == []
+        cache.check()
+
+
+async def test_what_a_lease_shows_is_shown_without_python() -> None:
+    cache = make_cache()
+    async with cache:
+        slow_calls = note_slow_calls(cache)
+        await turn(cache, key(range(6)))
+        async with cache.lease(key(PROMPT[:1])) as other, cache.lease(key(range(8))) as lease:
+            assert (lease.num_matched, lease.num_tokens, other.num_matched) == (6, 6, 0)
+            await lease.allocate(2)
+            await other.allocate(3)
+            slots = lease.slots
+            assert (lease.num_matched, lease.num_tokens) == (6, 8)
+            assert lease.slots is slots  # until something changes
+            lease.commit(key(range(8)))
+            assert lease.slots.tolist() == slots.tolist() == cache._leases.slots_of(lease._hold).tolist()
+            assert lease.slots is not slots
+            assert slots.dtype == torch.int64
+            assert len({*slots.tolist(), *other.slots.tolist()}) == 11
+        assert slow_calls == []
+        with pytest.raises(LeaseReleasedError):
+            _ = lease.slots
+        assert lease.num_tokens == 8
+        cache.check()
+
+
+async def test_a_commit_that_fills_no_page_goes_on_without_python() -> None:
+    allocator = SlotAllocator(64, 4)
+    params = CacheInitParams(allocator, 4, low_watermark=0, high_watermark=0, tree_core="cpp")
+    cache = RadixCache(params)
+    async with cache:
+        slow_calls = note_slow_calls(cache)
+        async with cache.lease(key(range(6))) as lease:
+            await lease.allocate(7)
+            done = [lease.commit(key(range(length))) for length in (3, 6, 7)]
+            assert [(one.prefix_len, one.num_adopted, one.repointed) for one in done] == [
+                (0, 0, (0, 0)), (0, 4, (0, 0)), (4, 0, (4, 4)),
+            ]  # fmt: skip
+            assert [one.node.depth for one in done] == [0, 4, 4]
+            assert len(lease.key) == 7
+            with pytest.raises(UsageError, match="7 are matched or committed already"):
+                lease.commit(key(range(6)))
+        assert slow_calls == ["begin"]  # of what was refused
         cache.check()
 
 
@@ -246,6 +292,52 @@ async def test_another_loop_is_refused_in_the_middle_of_a_turn() -> None:
         cache.check()
 
 
+async def test_a_thread_is_refused_in_the_middle_of_a_step_of_the_loop() -> None:
+    cache = make_cache()
+    async with cache, cache.lease(key(PROMPT)) as lease:
+        await lease.allocate(4)
+        raised: list[type[BaseException]] = []
+
+        def elsewhere() -> None:
+            for call in (lambda: lease.commit(key(PROMPT)), lease.release, lambda: cache.lease(key(PROMPT))):
+                try:
+                    call()
+                except WrongLoopError as error:
+                    raised.append(type(error))
+
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()  # the loop stands still meanwhile
+        assert raised == [WrongLoopError] * 3
+        assert lease.commit(key(PROMPT)).num_adopted == 4
+        cache.check()
+
+
+def test_a_call_while_the_loop_does_not_run_is_refused() -> None:
+    cache = make_cache()
+    leases: list[Lease] = []
+
+    async def live(opened: asyncio.Event, stood_still: asyncio.Event) -> None:
+        async with cache, cache.lease(key(PROMPT)) as lease:
+            await lease.allocate(4)
+            leases.append(lease)
+            opened.set()
+            await stood_still.wait()
+            assert lease.commit(key(PROMPT)).num_adopted == 4
+            cache.check()
+
+    with asyncio.Runner() as runner:
+        loop, opened, stood_still = runner.get_loop(), asyncio.Event(), asyncio.Event()
+        task = loop.create_task(live(opened, stood_still))
+        loop.run_until_complete(opened.wait())
+        with pytest.raises(WrongLoopError):
+            leases[0].commit(key(PROMPT))
+        with pytest.raises(WrongLoopError):
+            leases[0].release()
+        stood_still.set()
+        loop.run_until_complete(task)
+
+
 async def test_who_opened_a_lease_is_named_by_file_and_line() -> None:
     cache = make_cache()
     async with cache:
@@ -276,6 +368,17 @@ async def test_a_turn_among_many_lets_others_run() -> None:
             if ran:
                 break
         assert ran
+        cache.check()
+
+
+async def test_in_a_run_of_turns_python_is_asked_only_to_listen_and_to_yield() -> None:
+    cache = make_cache()
+    async with cache:
+        slow_calls = note_slow_calls(cache)
+        for number in range(MAX_RUN):  # of two calls each that count
+            await turn(cache, key([number, 0]))
+        at_each_end = ["begin", "begin"]  # before it yields, and after
+        assert slow_calls == 2 * ["begin", *at_each_end]
         cache.check()
 
 

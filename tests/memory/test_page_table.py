@@ -75,6 +75,52 @@ def test_two_tables_live_the_same_life(page_size: int, data: st.DataObject) -> N
         _assert_equal(twins)
 
 
+@pytest.mark.parametrize("page_size", [1, 4])
+@settings(deadline=None, max_examples=150)
+@given(data=st.data())
+def test_long_runs_are_taken_and_given_page_by_page(page_size: int, data: st.DataObject) -> None:
+    """Pages that follow one another are looked at many at once: a single one that is wrong has to show."""
+    num_pages = data.draw(st.integers(40, 120))
+    twins = _twins(num_pages, page_size)
+    held: list[list[int]] = []
+
+    def slots_of(pages: list[int]) -> Any:
+        return (np.array(pages, np.int64)[:, None] * page_size + np.arange(page_size)).reshape(-1)
+
+    for _ in range(data.draw(st.integers(2, 12))):
+        act = data.draw(st.sampled_from(["take", "take", "give", "part", "wrong"]))
+        if act == "take":
+            wanted = data.draw(st.integers(0, twins[0].num_free))
+            taken = _same([table.take(wanted * page_size, HELD) for table in twins])
+            held.append((taken[::page_size] // page_size).tolist())
+        elif not held:
+            continue
+        elif act == "give":
+            pages = held.pop(data.draw(st.integers(0, len(held) - 1)))
+            turned = data.draw(st.integers(0, len(pages)))
+            assert _same([table.give(slots_of(pages[turned:] + pages[:turned]), HELD) for table in twins]) is True
+        elif act == "part":
+            pages = held[data.draw(st.integers(0, len(held) - 1))]
+            gone = [pages.pop(data.draw(st.integers(0, len(pages) - 1))) for _ in range(min(2, len(pages)))]
+            assert _same([table.give(slots_of(gone), HELD) for table in twins]) is True
+        else:
+            pages = list(held[data.draw(st.integers(0, len(held) - 1))])
+            if not pages:
+                continue
+            at = data.draw(st.integers(0, len(pages) - 1))
+            free = [page for page in range(1, num_pages + 1) if not any(page in run for run in held)]
+            between = [page for page in free if page - 1 in pages]
+            if between and data.draw(st.booleans()):  # free, and in line with its neighbours
+                pages.insert(pages.index(between[0] - 1) + 1, between[0])
+            else:
+                wrong = data.draw(st.sampled_from([0, -1, num_pages + 1, 2**31, *free[:1], pages[at - 1]]))
+                if len(pages) == 1 and wrong == pages[0]:
+                    continue
+                pages[at] = wrong
+            assert _same([table.give(slots_of(pages), HELD) for table in twins]) is False
+        _assert_equal(twins)
+
+
 @pytest.mark.parametrize("maker", MAKERS.values(), ids=MAKERS)
 class TestEach:
     def test_pages_come_in_ascending_order_at_first_and_last_in_first_out_afterwards(self, maker: Any) -> None:

@@ -208,16 +208,20 @@ async def joined(cache: RadixCache, reader: Reader) -> None:
         await reader.follow()
 
 
+_MEDIA_OF = {"device": ("GPU",), "host": ("CPU",), "both": ("GPU", "CPU")}
+
+
 def held_by(cache: RadixCache, block_size: int) -> set[Held]:
-    """The blocks that a cache holds on its device, from its own snapshot."""
+    """The blocks that a cache holds, on each tier, from its own snapshot."""
     held: set[Held] = set()
     for entry in cache.snapshot()["namespaces"]:
         names = wire_names(Namespace(**entry["namespace"]))
-        stack: list[tuple[dict[str, Any], tuple[int, ...]]] = [(entry["root"], ())]
+        stack: list[tuple[dict[str, Any], tuple[int, ...]]] = [(child, ()) for child in entry["root"]["children"]]
         while stack:
             node, above = stack.pop()
             prefix = above + tuple(item[0] if isinstance(item, list) else item for item in node["tokens"])
             ends = range(block_size, len(prefix) + 1, block_size)
-            held.update(Held("GPU", *names, prefix[:end]) for end in ends)
+            # What is above a node on a tier is on that tier.
+            held.update(Held(medium, *names, prefix[:end]) for medium in _MEDIA_OF[node["residency"]] for end in ends)
             stack += [(child, prefix) for child in node["children"]]
     return held

@@ -16,7 +16,7 @@ from aradix import CacheInitParams, Namespace, RadixCache, SlotAllocator
 from aradix.errors import ConfigError
 from aradix.observe import inspector
 from aradix.observe.serve import attached, serving
-from tests.cache.acts import begin, entered, filled, key
+from tests.cache.acts import begin, entered, filled, joiner, key, leader
 from tests.support.caches import opened
 
 pytestmark = pytest.mark.anyio
@@ -72,6 +72,14 @@ async def test_it_tells_what_the_cache_is_and_what_goes_on_in_it() -> None:
                 waiting = await begin(tasks, cache.lease(key(range(200, 260)), reserve=60).__aenter__)
                 found = await with_tree(url)
                 waiting.scope.cancel()
+                first = await leader(tasks, cache, key(range(300, 308)), 8)
+                acts = [await joiner(tasks, cache, key(range(300, 320)), reserve=reserve) for reserve in (None, 20)]
+                joined = (await ask(f"{url}api/state")).found
+                assert [(each["kind"], each["tokens"]) for each in joined["waiters"]] == [("join", 8), ("join", 20)]
+                assert joined["stats"]["num_joiners"] == 2
+                for act in acts:
+                    act.scope.cancel()
+                first.release()
             stats = found["stats"]
             assert stats["num_slots"] == 64
             assert sum(root["t"] for root in found["tree"]) == stats["evictable"] + stats["protected"]

@@ -19,8 +19,9 @@ from aradix.errors import ConfigError, UsageError
 from aradix.observe import CacheMetrics
 from aradix.observe.labels import namespace_label
 from aradix.observe.metrics import _TickTimes
-from tests.cache.acts import begin, entered, filled, key, settled
+from tests.cache.acts import begin, entered, filled, joiner, key, leader, settled
 from tests.support.caches import opened
+from tests.support.tiers import opened_tiers
 
 pytestmark = pytest.mark.anyio
 
@@ -155,6 +156,26 @@ async def test_ages_waits_and_gaps() -> None:
             assert found("gate_wait_seconds_bucket", le="+Inf") == 1
 
 
+async def test_who_waits_for_what_others_compute_is_counted() -> None:
+    registry, clock = CollectorRegistry(), Clock()
+    async with opened(clock=clock) as cache, anyio.create_task_group() as tasks:
+        with CacheMetrics(cache, registry):
+            first = await leader(tasks, cache, key(range(12)), 12)
+            first.commit(key(range(4)))
+            acts = [await joiner(tasks, cache, key(range(12))) for _ in range(2)]
+            assert Scraped(registry)("joiners") == 2
+            clock.now += 5
+            first.release()
+            await settled()
+            found = Scraped(registry)
+            assert (found("joiners"), found("joins_total"), found("join_takeovers_total")) == (1, 2, 1)
+            assert found("joined_tokens_total") == 0  # the first four were found before
+            assert found.mean("join_wait_seconds") == 5
+            acts[0].value.release()
+            await settled()
+            acts[1].value.release()
+
+
 async def test_namespaces_have_labels_of_their_own_up_to_a_bound() -> None:
     registry = CollectorRegistry()
     async with opened(256) as cache:
@@ -228,6 +249,68 @@ def test_the_times_of_ticks_grow_coarser_and_stay_in_order() -> None:
     assert all(at <= tick * 0.5 for tick, at in zip(range(0, 20_000, 7), found, strict=True))
 
 
+async def test_a_load_from_the_host_takes_from_its_copys_begin_to_its_end() -> None:
+    registry, clock = CollectorRegistry(), Clock()
+    async with opened_tiers(at_once=False, clock=clock) as scene:
+        cache = scene.cache
+        with CacheMetrics(cache, registry):
+            await scene.fill(key(range(8)), key(range(20, 28)))
+            scene.copier.finish_all()
+            await settled()
+            await cache.evict(EvictParams(16))
+            for ids, seconds in ((range(8), 0.25), (range(20, 28), 0.75)):
+                async with anyio.create_task_group() as tasks:
+                    act = await begin(tasks, entered, cache, key(ids))
+                    clock.now += seconds
+                    scene.copier.finish_all()
+                    await settled()
+                assert act.value.num_matched == 8
+                act.value.release()
+            found = Scraped(registry)
+            assert found("load_back_duration_seconds_count") == 2
+            assert found.mean("load_back_duration_seconds") == 0.5
+            assert found("load_back_tokens_total") == found("backuped_tokens_total") == 16
+            # One that fails brings nothing.
+            await cache.evict(EvictParams(8))
+            async with anyio.create_task_group() as tasks:
+                act = await begin(tasks, entered, cache, key(range(8)))
+                scene.copier.next("load").fail()
+                await settled()
+            act.value.release()
+            assert Scraped(registry)("load_back_duration_seconds_count") == 2
+        cache.check()
+
+
+async def test_the_names_that_dashboards_of_others_ask_for() -> None:
+    registry = CollectorRegistry()
+    async with opened_tiers() as scene:
+        with CacheMetrics(scene.cache, registry):
+            there = {name for name, _ in Scraped(registry).samples}
+    assert there >= {
+        "cache_hit_rate",
+        "cached_tokens_total",
+        "token_usage",
+        "evicted_tokens_total",
+        "eviction_duration_seconds_bucket",
+        "load_back_tokens_total",
+        "load_back_duration_seconds_bucket",
+        "kv_available_tokens",
+        "kv_evictable_tokens",
+        "kv_used_tokens",
+        "hicache_host_used_tokens",
+        "hicache_host_total_tokens",
+        "prefetched_tokens_total",
+        "backuped_tokens_total",
+        "prefix_cache_queries_total",
+        "prefix_cache_hits_total",
+        "kv_cache_usage_perc",
+        "prompt_tokens_cached_total",
+        "kv_block_lifetime_seconds_bucket",
+        "kv_block_idle_before_evict_seconds_bucket",
+        "kv_block_reuse_gap_seconds_bucket",
+    }
+
+
 async def test_the_dashboard_asks_for_what_there_is() -> None:
     text = importlib.resources.files("aradix.observe").joinpath("grafana.json").read_text()
     dashboard: dict[str, Any] = json.loads(text)
@@ -237,11 +320,12 @@ async def test_the_dashboard_asks_for_what_there_is() -> None:
         with CacheMetrics(cache, registry):
             await filled(cache, key(range(8)))
             there = {name for name, _ in Scraped(registry).samples}
-    host = {name for name in asked if name.startswith(("hicache", "load_back", "backuped", "prefetched", "host_"))}
-    assert asked - host <= there
-    assert len(host) == 6
+    async with opened_tiers() as scene:
+        with CacheMetrics(scene.cache, registry):
+            host = {name for name, _ in Scraped(registry).samples} - there
+    assert asked - there <= host
     same = {"kv_cache_usage_perc", "cached_tokens_total", "prompt_tokens_cached_total", "kv_used_tokens"}
-    unshown = {name for name in there - asked - same if not re.search("_(created|sum|count)$", name)}
+    unshown = {name for name in (there | host) - asked - same if not re.search("_(created|sum|count)$", name)}
     assert unshown <= {"cache_hit_rate", "kv_total_tokens"}
     places = [tuple(panel["gridPos"].values()) for panel in dashboard["panels"]]
     assert len(set(places)) == len(places)

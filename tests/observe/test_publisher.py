@@ -33,7 +33,7 @@ def batches_in(answer: list[list[bytes]]) -> Iterator[tuple[int, list[str]]]:
 
 async def test_a_live_reader_hears_every_batch_once_under_the_topic() -> None:
     async with opened(256, 4, enable_kv_cache_events=True) as cache:
-        async with KVEventPublisher(cache, PUB, REPLAY, topic="kv@pod@model", dp_rank=2) as published:
+        async with KVEventPublisher(cache, PUB, REPLAY, topic="kv@pod@model", dp_rank=2, delay=0) as published:
             with Reader(published) as reader:
                 await joined(cache, reader)
                 num_live, next_seq = reader.num_live, reader.next_seq
@@ -51,7 +51,7 @@ async def test_a_live_reader_hears_every_batch_once_under_the_topic() -> None:
 async def test_who_comes_late_asks_for_what_there_was() -> None:
     async with opened(256, 4, enable_kv_cache_events=True) as cache:
         await filled(cache, key(range(8)))
-        async with KVEventPublisher(cache, PUB, REPLAY) as published:
+        async with KVEventPublisher(cache, PUB, REPLAY, delay=0) as published:
             await filled(cache, key(range(20, 28)))
             await settled()
             await cache.evict(EvictParams(4))
@@ -78,7 +78,7 @@ async def test_beyond_what_is_kept_a_reader_gets_all_that_is_listed(
 ) -> None:
     monkeypatch.setattr(publisher, "_KEPT_BATCHES", 3)
     async with opened(256, 4, enable_kv_cache_events=True) as cache:
-        async with KVEventPublisher(cache, PUB, REPLAY, block_size=block_size) as published:
+        async with KVEventPublisher(cache, PUB, REPLAY, block_size=block_size, delay=0) as published:
             for number in range(6):
                 await filled(cache, key(range(12), range(100 + number, 112 + number), namespace=Namespace(salt="s")))
                 await settled()
@@ -134,7 +134,7 @@ async def test_a_slow_thread_makes_gaps_that_are_counted_and_then_made_good(monk
 
     monkeypatch.setattr(KVEventPublisher, "_serve", held_up)
     async with opened(256, enable_kv_cache_events=True) as cache:
-        async with KVEventPublisher(cache, PUB, REPLAY, queue_size=3) as published:
+        async with KVEventPublisher(cache, PUB, REPLAY, queue_size=3, delay=0) as published:
             for number in range(8):
                 await filled(cache, key(number))
                 await settled()
@@ -154,6 +154,49 @@ async def test_a_slow_thread_makes_gaps_that_are_counted_and_then_made_good(monk
                 assert reader.next_seq == 11
                 assert reader.mirror.held == held_by(cache, 1)
                 assert published.num_dropped == 6
+
+
+async def test_the_events_of_many_turns_are_one_batch_and_sent_waits_for_no_time_to_pass() -> None:
+    async with opened(256, 4, enable_kv_cache_events=True) as cache:
+        async with KVEventPublisher(cache, PUB, REPLAY, delay=3_600) as published:
+            first = await published.sent()
+            for number in range(5):
+                await filled(cache, key(range(number, number + 8)))
+                await settled()
+            with Reader(published) as reader:
+                await reader.follow()
+                assert await published.sent() == first + 1
+                ((seq, kinds),) = list(batches_in(reader.ask(first.to_bytes(8, "big"))))
+                assert (seq, kinds) == (first, ["BlockStored"] * 5)
+                assert reader.mirror.held == held_by(cache, 4)
+                await filled(cache, key(range(100, 108)))
+        # What was not due when the block ended is told, before it is taken back.
+        assert published.next_seq == first + 3
+
+
+async def test_events_are_sent_though_nobody_asks_for_it() -> None:
+    async with opened(64, enable_kv_cache_events=True) as cache:
+        async with KVEventPublisher(cache, PUB) as published:
+            first = await published.sent()
+            await filled(cache, key(range(8)))
+            with anyio.fail_after(60):
+                while published.next_seq == first:
+                    await settled()
+
+
+async def test_what_is_not_delivered_yet_is_not_told_twice_when_all_is_told_anew() -> None:
+    async with opened(64, enable_kv_cache_events=True) as cache:
+        async with KVEventPublisher(cache, PUB, REPLAY) as published:
+            await published.sent()
+            published._lost = (
+                True  # the thread had fallen behind, and has caught up in the turn in which this is stored
+            )
+            await filled(cache, key(range(8)))
+            published._start_over()
+            with Reader(published) as reader:
+                await reader.follow()  # which asserts that nothing is stored twice
+                assert reader.mirror.held == held_by(cache, 1)
+            assert published.num_dropped == 1
 
 
 async def test_leaving_says_that_nothing_is_vouched_for(tmp_path: Path) -> None:
@@ -205,6 +248,9 @@ async def test_a_pub_socket_connects_where_somebody_else_binds() -> None:
         ({"queue_size": True}, "queue_size must be an int of at least 1, got True"),
         ({"dp_rank": -1}, "dp_rank must be an int of at least 0, got -1"),
         ({"wire": "json"}, "wire must be"),
+        ({"delay": -1}, "delay must be a number of seconds from 0 on, got -1"),
+        ({"delay": float("nan")}, "delay must be"),
+        ({"delay": True}, "delay must be"),
     ],
 )
 async def test_what_cannot_work_is_said_at_once(options: dict[str, Any], match: str) -> None:

@@ -116,6 +116,28 @@ def test_requests_in_flight_wait_for_slots_and_all_get_done() -> None:
     assert together.evicted_tokens == alone.evicted_tokens == 19 * 40
 
 
+def test_requests_in_flight_that_join_compute_each_token_once() -> None:
+    requests = [token_request([*range(64), 100 + number]) for number in range(12)]
+    alone = run(requests, 100)
+    together = run(requests, 100, concurrency=6)
+    joined = run(requests, 100, concurrency=6, join=True)
+    assert together.prefill_tokens > alone.prefill_tokens
+    assert joined.prefill_tokens == alone.prefill_tokens == 64 + 12
+    assert (joined.num_joins, joined.joined_tokens, joined.num_takeovers) == (5, 5 * 64, 0)
+    assert together.num_joins == 0
+
+
+@settings(max_examples=30)
+@given(prefix_traces(), st.integers(1, 12), st.integers(2, 6))
+def test_joined_in_flight_nothing_is_lost(
+    trace: list[tuple[str | None, list[int], int]], num_pages: int, concurrency: int
+) -> None:
+    requests = [block_request(path, short_by=short, extra_key=extra_key) for extra_key, path, short in trace]
+    result = run(requests, num_pages, concurrency=concurrency, join=True)
+    assert result.num_requests == len(requests)
+    assert result.num_takeovers == 0
+
+
 def test_outputs_are_found_by_the_next_turn_only_if_inserted() -> None:
     first = token_request(range(8), output=range(100, 108))
     second = token_request([*range(8), *range(100, 108), 7])

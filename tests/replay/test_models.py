@@ -17,7 +17,7 @@ from aradix.replay.request import ReplayError
         ("Llama-3.1-70B", "fp8", 160 * 1024),
         ("Qwen3-8B", "bf16", 144 * 1024),
         ("Qwen3-32B", "fp16", 256 * 1024),
-        ("Mistral-7B", "bf16", 128 * 1024),
+        ("Mistral-7B-v0.3", "bf16", 128 * 1024),
         # One latent of 576 a layer, for keys and values of all heads.
         ("DeepSeek-V3", "bf16", 61 * 576 * 2),
         ("SmolLM2-135M", "fp32", 30 * 2 * 3 * 64 * 4),

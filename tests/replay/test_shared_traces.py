@@ -111,6 +111,16 @@ def test_the_policy_that_learns_loses_no_more_to_recency_than_learning_costs(
         assert learned["hit_tokens"] >= at_least * recent["hit_tokens"], learned["capacity"]
 
 
+def test_conversations_in_flight_that_join_find_what_they_find_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--capacity", "inf", "--limit", "1500"]
+    (alone,) = runs(capsys, MOONCAKE, *options)
+    (together,) = runs(capsys, MOONCAKE, *options, "--concurrency", "64")
+    (joined,) = runs(capsys, MOONCAKE, *options, "--concurrency", "64", "--join")
+    assert joined["prefill_tokens"] == alone["prefill_tokens"] < together["prefill_tokens"]
+    assert joined["joins"] > 0
+    assert joined["joined_tokens"] >= together["prefill_tokens"] - joined["prefill_tokens"]
+
+
 def test_interleaved_sessions_give_a_block_lru(capsys: pytest.CaptureFixture[str]) -> None:
     (run,) = runs(capsys, SESSIONS, "--capacity", "1e6", "--limit", "1000")
     assert run["hit_ratio"] == pytest.approx(block_lru(SESSIONS, 1e6, 1000), abs=1e-6)

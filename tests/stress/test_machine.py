@@ -37,8 +37,10 @@ NAMES: st.SearchStrategy[Name] = st.sampled_from([None, None, "x"])
 WHICH = st.integers(0, 11)
 DELAYS = st.sampled_from([math.inf, math.inf, 1.0, 2.0])
 KEEPS = math.nan  # no delay at all: it goes on when it is cancelled
-Request = tuple[Tokens, Name, bool, int, float]
-REQUESTS: st.SearchStrategy[Request] = st.tuples(KEYS, NAMES, st.booleans(), st.integers(0, 8), DELAYS | st.just(KEEPS))
+Request = tuple[Tokens, Name, bool, int, float, bool]
+REQUESTS: st.SearchStrategy[Request] = st.tuples(
+    KEYS, NAMES, st.booleans(), st.integers(0, 8), DELAYS | st.just(KEEPS), st.booleans()
+)
 
 
 @dataclass
@@ -55,6 +57,9 @@ class Job:
     num_wanted: int = 0  # slots that it asks for
     order: int | None = None  # in which it got into line
     met_gate: bool = False  # perhaps, while it waited
+    joins: bool = False  # it waits for what another one computes
+    num_found: int = 0  # as it was let in
+    asked_in: int = 0  # the epoch in which it asked to be
     keeps: bool = False  # its lease, when it is cancelled as it waits for more
     granted_in: int | None = None  # the epoch in which it was given what it waited for, before it woke
     task: asyncio.Task[None] | None = None
@@ -120,8 +125,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     async def _lease(self, job: Job, num_reserved: int | None, num_committed: int, delay: float, keeps: bool) -> None:
         with anyio.move_on_after(delay):
-            lease = self.cache.lease(job.key, reserve=num_reserved)
-            job.epoch = self.num_flushes[job.name]
+            lease = self.cache.lease(job.key, reserve=num_reserved, join=job.joins)
+            job.epoch = job.asked_in = self.num_flushes[job.name]
             with self._asking(job, self.entering, self._slots_for(num_reserved or 0)):
                 await lease.__aenter__()
             try:
@@ -147,8 +152,21 @@ class CacheMachine(RuleBasedStateMachine):
         if job.granted_in is not None:
             job.epoch = job.granted_in
         job.num_published, job.num_tokens = lease.num_matched, lease.num_tokens
+        job.num_found = lease.num_matched
         if job.epoch == now:
             assert lease.num_matched <= self._most_cached(job.tokens, job.name)
+        for other in self._leading(job) if job.joins and job.asked_in == now else []:
+            # One of the two was let in while the other one was computing that. Nobody waits for what was flushed.
+            assert other.asked_in < now or max(job.num_found, other.num_found) >= self._num_joint(job, other)
+
+    def _leading(self, job: Job) -> list[Job]:
+        """Who holds a lease that others may wait for, in the namespace of a job."""
+        others = [other for other in self.live if other is not job and other.name == job.name]
+        return [other for other in others if other.joins and other.num_published is not None]
+
+    def _num_joint(self, job: Job, other: Job) -> int:
+        """Tokens that two have in common, in whole pages."""
+        return _num_shared(job.tokens, other.tokens) // self.page_size * self.page_size
 
     async def _grow(self, job: Job, lease: Lease, num_tokens: int, keeps: bool) -> bool:
         """More slots. Who `keeps` his lease when he is cancelled then has what he had before, and no more."""
@@ -174,7 +192,8 @@ class CacheMachine(RuleBasedStateMachine):
     @contextmanager
     def _asking(self, job: Job, line: list[Job], num_wanted: int) -> Iterator[None]:
         """Around a call that may wait."""
-        job.num_wanted, job.order, job.granted_in, job.met_gate = num_wanted, None, None, False
+        job.num_wanted, job.order, job.granted_in = num_wanted, None, None
+        job.met_gate = job.joins and line is self.entering  # who waits for another one is passed as if there was a gate
         line.append(job)
         began = self.num_audits
         try:
@@ -226,9 +245,9 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(requests=st.lists(REQUESTS, min_size=1, max_size=3))
     def spawn(self, requests: list[Request]) -> None:
-        for tokens, name, reserves, num_committed, delay in requests:
+        for tokens, name, reserves, num_committed, delay, joins in requests:
             num_reserved = len(tokens) if reserves else None
-            self._spawn(Job(tokens, name), num_reserved, min(num_committed, len(tokens)), delay)
+            self._spawn(Job(tokens, name, joins=joins), num_reserved, min(num_committed, len(tokens)), delay)
 
     def _spawn(self, job: Job, num_reserved: int | None, num_committed: int, delay: float) -> None:
         keeps = job.keeps = math.isnan(delay)
@@ -417,6 +436,9 @@ class CacheMachine(RuleBasedStateMachine):
         elif entering and not any(job.met_gate for job in entering) and not self.has_gates:
             num_cached = self._check_peek(entering[0].tokens, entering[0].name)
             assert entering[0].num_wanted - num_cached > stats.free
+        for job in [job for job in self.entering if not (job.num_wanted or self.has_gates)]:
+            num_cached = self._check_peek(job.tokens, job.name)
+            assert any(self._num_joint(job, other) > num_cached for other in self._leading(job))
 
     def _check_peek(self, tokens: Tokens, name: Name) -> int:
         num_cached = self.loop.call(lambda: self.cache.peek(RadixKey(tokens, name)))

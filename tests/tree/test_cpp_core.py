@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -49,6 +50,40 @@ def test_a_call_in_the_middle_of_a_step_is_refused() -> None:
 class Keeper(Meddler):
     def rank(self, node: NodeStats) -> int:
         return node.last_access
+
+
+def test_a_long_compare_lets_other_threads_run_but_not_into_the_tree() -> None:
+    tokens, page_size = np.arange(1 << 23, dtype=np.int32), 1 << 20
+    key, core = RadixKey(tokens), made(page_size=page_size)
+    core.insert(key, np.arange(len(tokens)))
+    meanwhile: list[str] = []
+    is_free = threading.Lock()
+
+    def other() -> None:
+        with is_free:  # waited for without the GIL; what comes next is done with it
+            try:
+                core.peek(key)
+            except RuntimeError as error:
+                meanwhile.append(str(error))
+            else:
+                meanwhile.append("came between two steps")
+
+    is_free.acquire()
+    thread = threading.Thread(target=other)
+    thread.start()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e6)  # nobody is made to let go of the GIL
+    try:
+        is_free.release()
+        for _ in range(500):  # it has to be given to the thread by the machine, too
+            if meanwhile:
+                break
+            assert core.peek(key) == len(tokens)
+    finally:
+        sys.setswitchinterval(interval)
+    thread.join()
+    assert "in the middle of a step" in meanwhile[0]
+    assert audit_tree(core, {}).problems == []
 
 
 class Event:

@@ -3,7 +3,8 @@
 Importing this package fails with `ImportError` where the core was not compiled; `aradix.tree` takes the Python core
 then. What lies where in `src/`: `tree.cpp` has the steps and `ledger.cpp` what they are made of, as `radix_tree.py` and
 `ledger.py` have them; `ranking.cpp` is policies and index, `keeping.cpp` and `shares.cpp` are what `keeping.py`
-and `shares.py` are, `python_records.cpp` all that goes in and out.
+and `shares.py` are, `page_hashes.cpp` and `recorded.cpp` have the events, `python_records.cpp` all that goes in and
+out.
 """
 
 from __future__ import annotations

@@ -71,6 +71,8 @@ public:
 
     // Cuts the first `size` bytes off. The larger part keeps the block, so the cost is that of the smaller one.
     Bytes split_front(size_t size) {
+        if (size == 0)
+            return Bytes();
         if (size <= size_ / 2) {
             Bytes head(data(), size);
             drop_front(size);
@@ -92,6 +94,12 @@ public:
         }
         head.append(data(), size_);
         swap(head);
+    }
+
+    // Gives back what was taken ahead for more to come.
+    void fit() {
+        if (capacity_ - size_ > size_ / 8 + kSmall)
+            move_to(size_);
     }
 
 private:
@@ -134,10 +142,13 @@ private:
     size_t capacity_ = 0;
 };
 
-// The first byte at which two runs differ, or `size`. memcmp finds the block, of falling size, a loop the place in it.
+// The first byte at which two runs differ, or `size`. Mostly they do not, which one memcmp says; else it finds the block,
+// of falling size, and a loop the place in it.
 inline size_t first_difference(const uint8_t *first, const uint8_t *second, size_t size) {
+    if (size == 0 || std::memcmp(first, second, size) == 0)
+        return size;
     size_t at = 0;
-    for (size_t block : {size_t{8192}, size_t{256}})
+    for (size_t block : {size_t{8192}, size_t{256}, size_t{16}})
         while (at + block <= size && std::memcmp(first + at, second + at, block) == 0)
             at += block;
     while (at < size && first[at] == second[at])

@@ -4,7 +4,8 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
-#include <vector>
+
+#include "slot_run.hpp"
 
 namespace aradix {
 
@@ -13,9 +14,9 @@ namespace nb = nanobind;
 class Hold {
 public:
     Hold(int64_t order, nb::object key, nb::object given, int64_t limit, nb::object priority, bool store, bool resume,
-         nb::object stream, nb::object opened_in, int64_t opened_near, double opened_when);
+         nb::object stream, nb::object opened_in, int64_t opened_near, double opened_when, int64_t page_size);
 
-    int64_t order, limit, opened_near;
+    int64_t order, limit, opened_near, page_size;
     double opened_when;
     nb::object key, given, priority, stream, used, task, opened_in;
     int64_t num_opened = 0;
@@ -34,33 +35,36 @@ public:
     bool waiting = false;
 
     int64_t num_tokens() const { return published + num_own; }
-    int64_t num_own_slots() const { return static_cast<int64_t>(slots_.size() - start_); }
-    int64_t fresh_slots_for(int64_t num_tokens, int64_t page_size) const;
+    int64_t num_own_slots() const { return static_cast<int64_t>(slots_.count(page_items())); }
+    int64_t fresh_slots_for(int64_t num_tokens) const;
 
     nb::object own() const;  // a copy
     void add(nb::handle slots, int64_t num_tokens);
     void take_front(int64_t num_slots);
-    nb::object cut(int64_t num_own, int64_t page_size);
+    nb::object cut(int64_t num_own);
 
     // Whether a stream may touch its slots.
     bool fences() const { return !stream.is_none() || !used.is_none(); }
 
-    // For the tree: the own slots, and room for so many more at their end.
-    const int64_t *own_data() const { return slots_.data() + start_; }
-    int64_t *extend(int64_t num_slots);
-    // Undoes an `extend` of which nothing was written.
-    void unextend(int64_t num_slots) { slots_.resize(slots_.size() - static_cast<size_t>(num_slots)); }
+    // For the tree. Own slots that are whole pages, as an allocator's are, lie here as pages; others take the long way.
+    bool has_pages() const { return !slots_.is_wide(); }
+    const SlotRun &own_run() const { return slots_; }
+    int32_t *extend(int64_t num_pages) { return slots_.extend(static_cast<size_t>(num_pages)); }
+    // Undoes an `extend` of which nothing is to stay.
+    void unextend(int64_t num_pages) { slots_.drop_back(static_cast<size_t>(num_pages) * page_items(), page_items()); }
+    SlotRun take_front_run(int64_t num_slots);
+    void copy_own(int64_t *out, int64_t num_slots) const {
+        slots_.copy_to(out, 0, static_cast<size_t>(num_slots), page_items());
+    }
     void drop_all();
 
     int traverse(visitproc visit, void *arg) const;
     void clear();
 
 private:
-    void shrink();
+    size_t page_items() const { return static_cast<size_t>(page_size); }
 
-    // The own slots are those from `start_` on: what goes at the front costs nothing.
-    std::vector<int64_t> slots_;
-    size_t start_ = 0;
+    SlotRun slots_;
 };
 
 }  // namespace aradix

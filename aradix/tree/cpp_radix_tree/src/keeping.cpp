@@ -4,12 +4,6 @@
 #include "tree.hpp"
 
 namespace aradix {
-namespace {
-
-// The largest block that is kept between calls, in slots.
-constexpr size_t kSpareSlots = size_t{1} << 16;
-
-}  // namespace
 
 // ---- priorities ----
 
@@ -110,7 +104,7 @@ template <class Give> void Tree::shrink(int64_t count, bool only_excess, Give gi
         if (whole_nodes_ || size <= wanted) {
             count -= size;
             give(leaf, size);
-            record_removed(leaf, 0);
+            record_removed(std::move(leaf.pages));
             remove_leaf(handle, true);
         } else {
             count -= wanted;
@@ -145,20 +139,27 @@ nb::list Tree::evict_tokens(int64_t count, bool only_excess) {
     return freed;
 }
 
-int64_t Tree::evict_into(PageTable &table, int64_t count, int state) {
-    spare_slots_.clear();
+int64_t Tree::evict_pages(int64_t count, int32_t *out, int64_t room) {
+    int64_t num_pages = 0;
+    bool are_pages = true;
+    std::vector<int32_t> narrowed;
     shrink(count, false, [&](const Node &leaf, int64_t size) {
-        size_t begin = spare_slots_.size();
-        spare_slots_.resize(begin + static_cast<size_t>(size));
-        leaf.slots.copy_to(spare_slots_.data() + begin, static_cast<size_t>(num_tokens(leaf) - size),
-                           static_cast<size_t>(size), page_size_);
+        size_t first = static_cast<size_t>(num_tokens(leaf) - size), wanted = static_cast<size_t>(size) / page_size_;
+        const int32_t *from = leaf.slots.pages() + first / page_size_;
+        if (leaf.slots.is_wide()) {
+            narrowed.resize(wanted);
+            are_pages &= leaf.slots.read_pages(narrowed.data(), first, static_cast<size_t>(size), page_size_);
+            from = narrowed.data();
+        }
+        int64_t fitting = std::clamp<int64_t>(room - num_pages, 0, static_cast<int64_t>(wanted));
+        if (fitting != 0)
+            std::memcpy(out + num_pages, from, static_cast<size_t>(fitting) * sizeof(int32_t));
+        spare_pages_.insert(spare_pages_.end(), from + fitting, from + wanted);
+        num_pages += static_cast<int64_t>(wanted);
     });
-    if (!table.give_run(spare_slots_.data(), spare_slots_.size(), state))
-        throw std::runtime_error("the tree let go of slots that its pool does not hold");
-    auto evicted = static_cast<int64_t>(spare_slots_.size());
-    if (spare_slots_.capacity() > kSpareSlots)
-        std::vector<int64_t>().swap(spare_slots_);
-    return evicted;
+    if (!are_pages)
+        throw std::runtime_error("the tree let go of slots that are no pages of its pool");
+    return num_pages;
 }
 
 // ---- shares ----

@@ -114,13 +114,13 @@ Handle Ledger::new_root(const nb::object &name_space) {
     return handle;
 }
 
-Handle Ledger::new_leaf(Handle parent, const uint8_t *tokens, size_t size, const int64_t *slots) {
+Handle Ledger::new_leaf(Handle parent, const uint8_t *tokens, size_t size, SlotRun slots) {
     Handle handle = nodes_.make();
     Node &leaf = at(handle);
     leaf.id = ++last_id_;
     leaf.order = static_cast<uint64_t>(leaf.id);
     leaf.tokens = Bytes(tokens, size);
-    leaf.slots = SlotRun(slots, count_of(size), page_size_);
+    leaf.slots = std::move(slots);
     leaf.depth = at(parent).depth + size;
     leaf.created = tick_ + 1;
     leaf.share = at(parent).share;
@@ -157,11 +157,8 @@ Handle Ledger::split(Handle tail_handle, size_t size) {
     head.share = tail.share;
     head.ready = tail.ready;
     head.streams = tail.streams;
-    if (!tail.hashes.empty()) {
-        auto middle = tail.hashes.begin() + static_cast<std::ptrdiff_t>(size / page_bytes_);
-        head.hashes.assign(tail.hashes.begin(), middle);
-        tail.hashes = std::vector<Digest>(middle, tail.hashes.end());
-    }
+    if (records_events_)
+        head.pages = tail.pages.split_front(size / page_bytes_);
     take_place(tail_handle, handle);
     tail.page_hash = page_hash(tail.tokens.data());
     link(handle, tail_handle);
@@ -248,6 +245,7 @@ void Ledger::fetch_ahead(Handle victim) const {
     children_.fetch(child_hash(node.parent, node.page_hash));
     node.tokens.fetch();
     node.slots.fetch();
+    node.pages.fetch();
     for (Handle sibling : {node.previous, node.next})
         if (sibling != kNone)
             __builtin_prefetch(&nodes_[sibling].first_child, 1);
@@ -280,7 +278,11 @@ void Ledger::remove_leaf(Handle leaf, bool merge) {
 void Ledger::trim(Handle handle, int64_t count) {
     Node &leaf = at(handle);
     int64_t keep = num_tokens(leaf) - count;
-    record_removed(leaf, static_cast<size_t>(keep) / page_size_);
+    if (records_events_) {
+        size_t num_kept = static_cast<size_t>(keep) / page_size_;
+        record_removed(leaf.pages.from(num_kept));
+        leaf.pages.keep_front(num_kept);
+    }
     if (reuse_)
         reuse_->leave(leaf, count);
     ranking_.discard(handle);
@@ -290,8 +292,6 @@ void Ledger::trim(Handle handle, int64_t count) {
     leaf.tokens.drop_back(size);
     leaf.depth -= size;
     leaf.id = ++last_id_;
-    if (!leaf.hashes.empty())
-        leaf.hashes.resize(leaf.tokens.size() / page_bytes_);
     ids_.insert(id_hash(leaf.id), handle);
     evictable_tokens -= count;
     shares_.add_cached(leaf.share, -count);
@@ -423,14 +423,11 @@ bool Ledger::try_merge(Handle parent_handle) {
         reuse_->merge(parent, child);
     ranking_.discard(handle);
     unfile_child(handle);
-    auto parent_count = static_cast<size_t>(num_tokens(parent)), count = static_cast<size_t>(num_tokens(child));
-    child.slots.join_front(std::move(parent.slots), parent_count, count, page_size_);
+    child.slots.join_front(std::move(parent.slots), page_size_);
     child.tokens.join_front(std::move(parent.tokens));
     child.page_hash = parent.page_hash;
-    if (!parent.hashes.empty()) {
-        parent.hashes.insert(parent.hashes.end(), child.hashes.begin(), child.hashes.end());
-        child.hashes = std::move(parent.hashes);
-    }
+    if (records_events_)
+        child.pages.join_front(std::move(parent.pages));
     child.hit_count = std::max(parent.hit_count, child.hit_count);
     child.past_uses = std::min(parent.past_uses, child.past_uses);
     child.priority = std::max(parent.priority, child.priority);

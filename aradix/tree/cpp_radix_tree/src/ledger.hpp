@@ -4,24 +4,12 @@
 // that follows from it. The order in which a user's policy is asked is that of the Python core.
 #pragma once
 
-#include <variant>
-
 #include "ranking.hpp"
+#include "recorded.hpp"
 #include "reuse.hpp"
 #include "timed.hpp"
 
 namespace aradix {
-
-// Tokens and hashes of pages that became matchable, packed; made into a BlockStored when somebody asks. Bytes are what
-// Python makes without a look at its garbage, so that nothing comes in in the middle of a step.
-struct Stored {
-    nb::object hashes, parent, tokens, name_space;
-};
-struct Removed {
-    nb::object hashes;
-};
-struct Cleared {};
-using Event = std::variant<Stored, Removed, Cleared>;
 
 struct Settings {
     size_t page_size;
@@ -51,7 +39,9 @@ public:
     int64_t stay() const { return reuse_ ? reuse_->stay() : 0; }
 
     nb::object take_events();
-    // Called when the first event since the last `take_events` is recorded, in the middle of a step; null for nobody.
+    // A RecordedEvents, or an empty tuple.
+    nb::object take_recorded();
+    // Called when the first event since the last of these is recorded, in the middle of a step; null for nobody.
     nb::object on_event;
     int traverse(visitproc visit, void *arg);
     void clear();
@@ -90,7 +80,7 @@ protected:
     // ---- making and unmaking nodes ----
 
     Handle new_root(const nb::object &name_space);
-    Handle new_leaf(Handle parent, const uint8_t *tokens, size_t size, const int64_t *slots);
+    Handle new_leaf(Handle parent, const uint8_t *tokens, size_t size, SlotRun slots);
     // Cut the first `size` bytes of a node off into a new parent, which is returned.
     Handle split(Handle tail, size_t size);
     void remove_leaf(Handle leaf, bool merge);
@@ -137,7 +127,7 @@ protected:
 
     nb::object slots_copy(const Node &node, int64_t first) const;
     nb::object freed_record(const nb::object &slots, const nb::object &streams) const;
-    void record_removed(const Node &node, size_t first_page);
+    void record_removed(PageSpans pages);
     void record_cleared();
     // From now on the collector has to look at the marks of nodes.
     void note_marks(const nb::object &marks) { marked_ = marked_ || marks.is_valid(); }
@@ -178,7 +168,7 @@ private:
     Siblings live_roots_, detached_roots_;
     nb::object last_name_space_;
     Handle last_root_ = kNone;
-    std::vector<Event> events_;
+    EventLog events_;
     bool marked_ = false;
     bool busy_ = false;
 };

@@ -1,34 +1,25 @@
 // What a ledger shows to Python: its events, and to the collector what it refers to.
 #include "ledger.hpp"
 
+#include <iterator>
+
 namespace aradix {
 
 // ---- events ----
 
 void Ledger::record_stored(Handle handle) {
     Node &leaf = at(handle);
-    const Node &parent = at(leaf.parent);
     Handle root = leaf.parent;
     while (at(root).parent != kNone)
         root = at(root).parent;
-    const std::vector<uint8_t> &digest = at(root).root->digest;
-    const uint8_t *previous = digest.data();
-    size_t previous_size = digest.size();
-    nb::object parent_hash = nb::none();
-    if (!parent.hashes.empty()) {
-        previous = parent.hashes.back().data();
-        previous_size = parent.hashes.back().size();
-        parent_hash = bytes_of(previous, previous_size);
-    }
-    extend_hash_chain(leaf.hashes, previous, previous_size, leaf.tokens.data(), leaf.tokens.size(), page_bytes_);
-    record(Stored{packed_digests(leaf.hashes, 0), std::move(parent_hash),
-                  event_tokens(leaf.tokens.data(), leaf.tokens.size(), item_bytes_), at(root).root->name_space});
+    leaf.pages = PageSpans(at(leaf.parent).pages, at(root).root->digest, leaf.tokens.data(), leaf.tokens.size(),
+                           page_bytes_);
+    record(Stored{leaf.pages, at(root).root->name_space});
 }
 
-void Ledger::record_removed(const Node &node, size_t first_page) {
-    if (!records_events_ || node.hashes.empty())
-        return;
-    record(Removed{packed_digests(node.hashes, first_page)});
+void Ledger::record_removed(PageSpans pages) {
+    if (!pages.empty())
+        record(Removed{std::move(pages)});
 }
 
 void Ledger::record_cleared() {
@@ -46,22 +37,19 @@ void Ledger::record(Event event) {
         PyErr_WriteUnraisable(listener.ptr());  // the step goes on
 }
 
-nb::object Ledger::take_events() {
+nb::object Ledger::take_recorded() {
     Step step(*this);
-    std::vector<Event> events;
-    events.swap(events_);
-    nb::list taken;
-    for (const Event &event : events) {
-        if (const auto *stored = std::get_if<Stored>(&event)) {
-            append_to(taken, records_.block_stored(stored->hashes, stored->parent, stored->tokens,
-                                                   integer(static_cast<int64_t>(page_size_)), stored->name_space));
-        } else if (const auto *removed = std::get_if<Removed>(&event)) {
-            append_to(taken, records_.block_removed(removed->hashes));
-        } else {
-            append_to(taken, records_.all_blocks_cleared());
-        }
-    }
-    return taken;
+    if (events_.empty())
+        return records_.nothing;
+    auto log = std::make_shared<const EventLog>(std::make_move_iterator(events_.begin()),
+                                                std::make_move_iterator(events_.end()));
+    events_.clear();
+    return nb::cast(RecordedEvents(records_, page_size_, item_bytes_, std::move(log)));
+}
+
+nb::object Ledger::take_events() {
+    nb::object recorded = take_recorded();
+    return recorded.is(records_.nothing) ? nb::list() : nb::cast<RecordedEvents &>(recorded).list();
 }
 
 // ---- for the collector ----

@@ -131,14 +131,15 @@ NB_MODULE(_native, module) {
 
     nb::class_<Hold>(module, "Hold", nb::type_slots(hold_slots))
         .def(nb::init<int64_t, nb::object, nb::object, int64_t, nb::object, bool, bool, nb::object, nb::object, int64_t,
-                      double>(),
+                      double, int64_t>(),
              "order"_a, "key"_a, "given"_a, "limit"_a, "priority"_a, "store"_a, "resume"_a, "stream"_a.none(),
-             "opened_in"_a.none(), "opened_near"_a, "opened_when"_a)
+             "opened_in"_a.none(), "opened_near"_a, "opened_when"_a, "page_size"_a)
         .def_ro("order", &Hold::order)
         .def_ro("limit", &Hold::limit)
         .def_ro("opened_in", &Hold::opened_in)
         .def_ro("opened_near", &Hold::opened_near)
         .def_ro("opened_when", &Hold::opened_when)
+        .def_ro("page_size", &Hold::page_size)
         .def_ro("num_opened", &Hold::num_opened)
         .def_ro("priority", &Hold::priority)
         .def_ro("store", &Hold::store)
@@ -163,10 +164,12 @@ NB_MODULE(_native, module) {
         .def_prop_ro("num_tokens", &Hold::num_tokens)
         .def_prop_ro("num_own_slots", &Hold::num_own_slots)
         .def_prop_ro("own", &Hold::own)
-        .def("fresh_slots_for", &Hold::fresh_slots_for, "num_tokens"_a, "page_size"_a)
+        .def("fresh_slots_for", &Hold::fresh_slots_for, "num_tokens"_a)
         .def("add", &Hold::add, "slots"_a, "num_tokens"_a)
         .def("take_front", &Hold::take_front, "num_slots"_a)
-        .def("cut", &Hold::cut, "num_own"_a, "page_size"_a);
+        .def("cut", &Hold::cut, "num_own"_a);
+
+    aradix::add_recorded_events(module);
 
     nb::class_<NodeStats>(module, "NodeStats")
         .def_ro("last_access", &NodeStats::last_access)
@@ -245,6 +248,7 @@ NB_MODULE(_native, module) {
         .def("evict_below", &Tree::evict_below, "node_id"_a)
         .def("namespaces", &Tree::namespaces)
         .def("take_events", &Tree::take_events)
+        .def("take_recorded", &Tree::take_recorded)
         .def("view", &Tree::view, "node_id"_a)
         .def("child_ids", &Tree::child_ids, "node_id"_a)
         .def_prop_ro("tick", [](const Tree &tree) { return tree.tick(); })

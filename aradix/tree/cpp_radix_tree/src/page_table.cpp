@@ -1,11 +1,14 @@
 #include "page_table.hpp"
 
+#include "pages.hpp"
 #include "python_records.hpp"
 
 #define NPY_NO_DEPRECATED_API NPY_1_23_API_VERSION
 #define PY_ARRAY_UNIQUE_SYMBOL ARADIX_ARRAY_API
 #define NO_IMPORT_ARRAY
 #include <numpy/arrayobject.h>
+
+#include <algorithm>
 
 namespace aradix {
 namespace {
@@ -48,23 +51,23 @@ nb::object PageTable::take(int64_t num_slots, int state) {
     if (num_slots < 0 || num_slots % page_size != 0 || num_slots > free_slots())
         return nb::none();
     int64_t *out = nullptr;
-    nb::object slots = new_slots(static_cast<size_t>(num_slots), out);
-    take_run(out, num_slots, state);
+    auto count = static_cast<size_t>(num_slots), size = static_cast<size_t>(page_size);
+    nb::object slots = new_slots(count, out);
+    pages_.resize(count / size);
+    take_pages(pages_.data(), num_slots / page_size, state);
+    slots_of(pages_.data(), 0, count, size, out);
     return slots;
 }
 
-bool PageTable::take_run(int64_t *out, int64_t num_slots, int state) {
-    int64_t wanted = num_slots / page_size;
-    if (num_slots < 0 || num_slots % page_size != 0 || wanted > num_free)
+bool PageTable::take_pages(int32_t *out, int64_t wanted, int state) {
+    if (wanted < 0 || wanted > num_free)
         return false;
     counts_[checked_state(state)] += wanted;
-    for (int64_t index = 0; index < wanted; ++index) {
-        int32_t page = stack_[--num_free];
-        states_[page] = static_cast<uint8_t>(state);
-        int64_t slot = page * page_size;
-        for (int64_t offset = 0; offset < page_size; ++offset)
-            *out++ = slot + offset;
-    }
+    const int32_t *top = stack_ + num_free;
+    for (int64_t index = 0; index < wanted; ++index)
+        out[index] = top[-1 - index];
+    num_free -= wanted;
+    set_states(out, static_cast<size_t>(wanted), static_cast<uint8_t>(state));
     return true;
 }
 
@@ -74,39 +77,71 @@ bool PageTable::give(nb::handle slots_object, int origin) {
     auto *array = reinterpret_cast<PyArrayObject *>(slots_object.ptr());
     if (PyArray_TYPE(array) != NPY_INT64 || PyArray_NDIM(array) != 1 || !PyArray_ISCARRAY_RO(array))
         return false;
-    return give_run(static_cast<const int64_t *>(PyArray_DATA(array)), static_cast<size_t>(PyArray_SIZE(array)), origin);
+    auto count = static_cast<size_t>(PyArray_SIZE(array)), size = static_cast<size_t>(page_size);
+    pages_.resize(count / size);
+    return pages_of(static_cast<const int64_t *>(PyArray_DATA(array)), count, size, pages_.data()) &&
+           give_pages(pages_.data(), pages_.size(), origin);
 }
 
-bool PageTable::give_run(const int64_t *slots, size_t count, int origin) {
+bool PageTable::give_pages(const int32_t *pages, size_t count, int origin) {
     auto from = static_cast<uint8_t>(checked_state(origin));
-    auto size = static_cast<size_t>(page_size);
-    if (count % size != 0)
+    // A page that was named before is marked as free by now, so a second mention shows as well.
+    if (size_t num_freed = free_while(pages, count, from); num_freed != count) {
+        set_states(pages, num_freed, from);
         return false;
-    size_t given = count / size;
-    pages_.resize(given);
-    for (size_t index = 0; index < given; ++index) {
-        const int64_t *run = slots + index * size;
-        int64_t page = run[0];
-        bool good = true;
-        if (size != 1) {  // a division is slow, and with pages of one slot there would be one a slot
-            page = run[0] / page_size;
-            good = page * page_size == run[0];
-            for (size_t offset = 1; good && offset < size; ++offset)
-                good = run[offset] == run[0] + static_cast<int64_t>(offset);
-        }
-        // A page that was named before is marked as free by now, so a second mention shows here as well.
-        if (!good || page < 1 || page > num_pages || states_[page] != from) {
-            while (index-- > 0)
-                states_[pages_[index]] = from;
-            return false;
-        }
-        states_[page] = free_;
-        pages_[index] = static_cast<int32_t>(page);
     }
-    for (size_t index = given; index-- > 0;)
-        stack_[num_free++] = pages_[index];
-    counts_[from] -= static_cast<int64_t>(given);
+    int32_t *top = stack_ + num_free;
+    for (size_t index = 0; index < count; ++index)
+        top[index] = pages[count - 1 - index];
+    num_free += static_cast<int64_t>(count);
+    counts_[from] -= static_cast<int64_t>(count);
     return true;
+}
+
+bool PageTable::has_all(const int32_t *pages, size_t count, int state) const {
+    auto wanted = static_cast<uint8_t>(checked_state(state));
+    for (size_t begin = 0; begin < count; begin += kPagesAtOnce) {
+        size_t end = std::min(count, begin + kPagesAtOnce);
+        if (end - begin == kPagesAtOnce && is_run_of(pages + begin, wanted))
+            continue;
+        for (size_t index = begin; index < end; ++index)
+            if (!is_page_of(pages[index], wanted))
+                return false;
+    }
+    return true;
+}
+
+bool PageTable::is_run_of(const int32_t *pages, uint8_t state) const {
+    return follow_one_another(pages) && pages[0] >= 1 &&
+           pages[0] + static_cast<int64_t>(kPagesAtOnce) - 1 <= num_pages && are_all(states_ + pages[0], state);
+}
+
+void PageTable::set_states(const int32_t *pages, size_t count, uint8_t state) {
+    for (size_t begin = 0; begin < count; begin += kPagesAtOnce) {
+        size_t end = std::min(count, begin + kPagesAtOnce);
+        if (end - begin == kPagesAtOnce && follow_one_another(pages + begin)) {
+            std::memset(states_ + pages[begin], state, kPagesAtOnce);
+            continue;
+        }
+        for (size_t index = begin; index < end; ++index)
+            states_[pages[index]] = state;
+    }
+}
+
+size_t PageTable::free_while(const int32_t *pages, size_t count, uint8_t from) {
+    for (size_t begin = 0; begin < count; begin += kPagesAtOnce) {
+        size_t end = std::min(count, begin + kPagesAtOnce);
+        if (end - begin == kPagesAtOnce && is_run_of(pages + begin, from)) {
+            std::memset(states_ + pages[begin], free_, kPagesAtOnce);
+            continue;
+        }
+        for (size_t index = begin; index < end; ++index) {
+            if (!is_page_of(pages[index], from))
+                return index;
+            states_[pages[index]] = free_;
+        }
+    }
+    return count;
 }
 
 nb::object PageTable::pop(int64_t wanted, int state) {

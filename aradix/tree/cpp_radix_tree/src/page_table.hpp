@@ -30,11 +30,13 @@ public:
 
     // `num_slots` slots, all or none; None also where they are no whole pages.
     nb::object take(int64_t num_slots, int state);
-    bool take_run(int64_t *out, int64_t num_slots, int state);
+    bool take_pages(int32_t *out, int64_t num_pages, int state);
     // Frees `slots`, the first page on top; false, and then nothing was changed, unless they are whole pages, each in
     // ascending order, distinct and in `origin`.
     bool give(nb::handle slots, int origin);
-    bool give_run(const int64_t *slots, size_t count, int origin);
+    bool give_pages(const int32_t *pages, size_t count, int origin);
+    // Whether all of them are pages of this table, and in that state.
+    bool has_all(const int32_t *pages, size_t count, int state) const;
 
     nb::object pop(int64_t num_pages, int state);
     void push(nb::handle pages, int origin);
@@ -47,6 +49,13 @@ public:
 private:
     static size_t checked_state(int state);
     void mark(nb::handle pages, int state, size_t &count);
+    void set_states(const int32_t *pages, size_t count, uint8_t state);
+    // Marks pages as free, one by one or many at once, up to the first that is not in `from`; how many it were.
+    size_t free_while(const int32_t *pages, size_t count, uint8_t from);
+    bool is_run_of(const int32_t *pages, uint8_t state) const;
+    bool is_page_of(int32_t page, uint8_t state) const {
+        return page >= 1 && page <= num_pages && states_[page] == state;
+    }
 
     nb::object states_array_, stack_array_;
     uint8_t *states_;

@@ -76,13 +76,6 @@ Records::Records()
     name_tenant = interned("tenant");
 }
 
-nb::object Records::as_record(nb::handle type, nb::object plain) {
-    // What `_make` of a NamedTuple does. Its `__new__` is a function in Python, five times slower.
-    nb::object arguments = checked(PyTuple_New(1));
-    PyTuple_SET_ITEM(arguments.ptr(), 0, plain.release().ptr());
-    return checked(PyTuple_Type.tp_new(reinterpret_cast<PyTypeObject *>(type.ptr()), arguments.ptr(), nullptr));
-}
-
 nb::object Records::ref(int64_t node_id, int64_t depth) const {
     return depth == 0 ? nowhere : make(node_ref, integer(node_id), integer(depth));
 }
@@ -92,12 +85,6 @@ nb::object integer(int64_t value) { return checked(PyLong_FromLongLong(value)); 
 nb::object bytes_of(const uint8_t *data, size_t size) {
     return checked(
         PyBytes_FromStringAndSize(reinterpret_cast<const char *>(data), static_cast<Py_ssize_t>(size)));
-}
-
-nb::object packed_digests(const std::vector<Digest> &digests, size_t first) {
-    static_assert(sizeof(Digest) == 32);
-    return bytes_of(reinterpret_cast<const uint8_t *>(digests.data() + first),
-                    (digests.size() - first) * sizeof(Digest));
 }
 
 nb::object event_tokens(const uint8_t *tokens, size_t size, size_t item_bytes) {
@@ -112,10 +99,12 @@ nb::object event_tokens(const uint8_t *tokens, size_t size, size_t item_bytes) {
     return bytes_of(ids.data(), ids.size());
 }
 
-nb::object digest_list(const std::vector<Digest> &digests, size_t first) {
+nb::object digest_list(const PageSpans &pages) {
+    pages.hash();
     nb::list list;
-    for (size_t index = first; index < digests.size(); ++index)
-        append_to(list, bytes_of(digests[index].data(), digests[index].size()));
+    for (const PageSpan &span : pages.spans())
+        for (uint32_t index = span.first; index < span.end(); ++index)
+            append_to(list, bytes_of(span.run->digest(index).data(), sizeof(Digest)));
     return list;
 }
 

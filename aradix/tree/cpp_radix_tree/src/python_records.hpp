@@ -5,7 +5,7 @@
 
 #include <optional>
 
-#include "sha256.hpp"
+#include "page_hashes.hpp"
 #include "slot_of.hpp"
 
 namespace aradix {
@@ -27,12 +27,14 @@ struct Records {
 
     // A NamedTuple of that class.
     template <class... Items> nb::object make(nb::handle type, const Items &...items) const {
-        nb::object plain = nb::steal(PyTuple_New(sizeof...(Items)));
-        if (!plain.is_valid())
+        // What its `__new__` comes to, which is a function in Python.
+        auto *record = reinterpret_cast<PyTypeObject *>(type.ptr());
+        nb::object made = nb::steal(record->tp_alloc(record, sizeof...(Items)));
+        if (!made.is_valid())
             throw nb::python_error();
         Py_ssize_t at = 0;
-        ((PyTuple_SET_ITEM(plain.ptr(), at++, nb::object(items).release().ptr())), ...);
-        return as_record(type, plain);
+        ((PyTuple_SET_ITEM(made.ptr(), at++, nb::object(items).release().ptr())), ...);
+        return made;
     }
 
     nb::object ref(int64_t node_id, int64_t depth) const;
@@ -40,17 +42,13 @@ struct Records {
     nb::object checked_ready(nb::handle ready) const;
     // The union of two sets of ready events, one a stream: a stream's later event covers its earlier ones.
     nb::object newest_ready(const nb::object &first, const nb::object &second) const;
-
-private:
-    static nb::object as_record(nb::handle type, nb::object plain);
 };
 
 nb::object integer(int64_t value);
 nb::object bytes_of(const uint8_t *data, size_t size);
-// The digests one after the other, and the ids of tokens or bigrams, as events have them.
-nb::object packed_digests(const std::vector<Digest> &digests, size_t first);
+// The ids of tokens or bigrams, as events have them.
 nb::object event_tokens(const uint8_t *tokens, size_t size, size_t item_bytes);
-nb::object digest_list(const std::vector<Digest> &digests, size_t first);
+nb::object digest_list(const PageSpans &pages);
 void append_to(nb::list &list, const nb::object &item);
 
 // A key, cut to the whole pages of its first `limit` tokens. `name_space` and `data` are held while the step runs.

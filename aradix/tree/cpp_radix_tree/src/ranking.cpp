@@ -56,7 +56,7 @@ void Ranking::file(Handle leaf) {
             failed(error);
         }
     }
-    if (ranks_by_time()) {
+    if (lists_leaves()) {
         if (nodes_[leaf].listed)
             unlist(leaf);
         if (put_at_an_end(lists_[share], leaf)) {
@@ -115,9 +115,13 @@ void Ranking::discard(Handle leaf) {
 
 void Ranking::set_stay(int64_t stay) {
     stay_ = stay;
+    // Lists are in the order of the old ranks, in which nothing can be put at an end.
     nodes_.for_each([this](Handle handle) {
-        if (is_filed(handle))
-            file(handle);
+        if (!is_filed(handle))
+            return;
+        if (nodes_[handle].listed)
+            unlist(handle);
+        heaps_[nodes_[handle].share].put(handle, rank(nodes_[handle]), nodes_[handle].order);
     });
 }
 

@@ -64,12 +64,13 @@ private:
     bool whole_history() const { return policy_ == Policy::user && user_.state.is_none(); }
 
     // Leaves from the first to go to the last. Where a policy ranks by nothing but when a node was made or used, a leaf
-    // mostly goes to one of the ends when it is filed, and no heap is needed for it; the others stand in the heap.
+    // mostly goes to one of the ends when it is filed, and no heap is needed for it; the others stand in the heap. So it
+    // is under `tenure` as long as recency is all that counts.
     struct List {
         Handle first = kNone;
         Handle last = kNone;
     };
-    bool ranks_by_time() const { return policy_ <= Policy::filo; }
+    bool lists_leaves() const { return policy_ <= Policy::filo || policy_ == Policy::tenure; }
     bool goes_before(Handle first, Handle second) const;
     bool put_at_an_end(List &list, Handle leaf);
     void unlist(Handle leaf);

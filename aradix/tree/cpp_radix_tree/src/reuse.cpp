@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstdlib>
 #include <cstring>
 
 namespace aradix {
@@ -10,13 +11,14 @@ namespace {
 constexpr int64_t kOldEpochs = 32, kYoungEpochs = 10;
 constexpr int kSlowDecay = 9, kFastDecay = 6;
 constexpr int64_t kMargin = 64;
+constexpr int64_t kSampleEpochs = 4, kSure = 6;
 constexpr int64_t kWhole = 256;
 constexpr int64_t kMemory = 6;      // evicted tokens that are remembered, in capacities
 // What is remembered together is at most so many pages, or tokens if that is more.
 constexpr int64_t kChunkPages = 8, kChunkTokens = 128;
 
-// A number for a page by its tokens and its place in a path; the sum of a path's names it.
-uint64_t page_print(const uint8_t *page, size_t page_bytes, size_t start) {
+// A number for a page by its tokens and its number in a path; the sum of a path's names it.
+uint64_t page_print(const uint8_t *page, size_t page_bytes, uint64_t number) {
     constexpr uint64_t kMixer = 0xd6e8feb86659fd93;
     uint64_t print = 0;
     uint32_t key = 0x85ebca6b;
@@ -25,7 +27,7 @@ uint64_t page_print(const uint8_t *page, size_t page_bytes, size_t start) {
         std::memcpy(&word, page + at, sizeof word);
         print += static_cast<uint64_t>(word) * (key | 1);
     }
-    print += start / page_bytes * kMixer;
+    print += number * kMixer;
     print ^= print >> 32;
     print *= kMixer;
     return print ^ print >> 29;
@@ -33,9 +35,15 @@ uint64_t page_print(const uint8_t *page, size_t page_bytes, size_t start) {
 
 // The sum over whole pages that lie from byte `start` of a path on.
 uint64_t fingerprint(const uint8_t *tokens, size_t size, size_t start, size_t page_bytes) {
-    uint64_t sum = 0;
-    for (size_t at = 0; at < size; at += page_bytes)
-        sum += page_print(tokens + at, page_bytes, start + at);
+    uint64_t sum = 0, number = start / page_bytes;
+    const uint8_t *end = tokens + size;
+    if (page_bytes == sizeof(uint32_t)) {
+        for (; tokens != end; tokens += sizeof(uint32_t))
+            sum += page_print(tokens, sizeof(uint32_t), number++);
+        return sum;
+    }
+    for (; tokens != end; tokens += page_bytes)
+        sum += page_print(tokens, page_bytes, number++);
     return sum;
 }
 
@@ -68,8 +76,8 @@ void ReuseRecord::hit(Node &node, int64_t num_hits, int64_t tick) {
     fast_[kRungs] += num_tokens * kWhole;
     int64_t epoch = epoch_of(last_use);
     if (last_use >= horizon_)
-        table_[before][place(epoch)] -= num_tokens;
-    table_[after][place(epoch_)] += num_tokens;
+        table_[place(epoch)][before] -= num_tokens;
+    table_[place(epoch_)][after] += num_tokens;
     // What `score` and two times `add` would do, in one go.
     for (int rung = 0; rung < kRungs; ++rung) {
         int64_t cut = cuts_[rung], from = last_use >= horizon_ ? level(before, epoch, rung) : cut - 2;
@@ -103,7 +111,7 @@ std::vector<ReuseRecord::Run> ReuseRecord::welcome(Node &leaf, uint64_t base, in
     int64_t done = 0;
     while (done < total) {
         size_t at = static_cast<size_t>(done) * item_bytes_;
-        uint64_t page = page_print(leaf.tokens.data() + at, page_bytes, begin + at);
+        uint64_t page = page_print(leaf.tokens.data() + at, page_bytes, (begin + at) / page_bytes);
         int64_t count = total - done, uses = 0;
         if (std::optional<Ghost> ghost = recall(print + page)) {
             forget(*ghost);
@@ -139,7 +147,7 @@ void ReuseRecord::leave(Node &node, int64_t count) {
         size_t size = static_cast<size_t>(pages) * page_bytes;
         end -= size;
         depth -= size;
-        uint64_t page = page_print(end, page_bytes, depth);
+        uint64_t page = page_print(end, page_bytes, depth / page_bytes);
         node.fingerprint -= page + fingerprint(end + page_bytes, size - page_bytes, depth + page_bytes, page_bytes);
         uint64_t key = node.fingerprint + page;
         if (std::optional<Ghost> known = recall(key))
@@ -174,6 +182,7 @@ bool ReuseRecord::advance(int64_t tick) {
     int64_t before = stay();
     epoch_ = epoch_of(tick);
     clear_oldest();
+    note_gains();
     for (int rung = 0; rung <= kRungs; ++rung) {
         slow_[rung] -= slow_[rung] >> kSlowDecay;
         fast_[rung] -= fast_[rung] >> kFastDecay;
@@ -189,6 +198,8 @@ bool ReuseRecord::advance(int64_t tick) {
     } else if (epoch_ > kEpochs / 2) {
         widen();  // nothing went yet: all that there is stays in the table
     }
+    for (int rung = 1; rung < kRungs; ++rung)
+        leads_[rung] = slow_[rung] - slow_[0];
     return stay() != before;
 }
 
@@ -213,7 +224,7 @@ void ReuseRecord::add(int64_t num_tokens, int of_uses, int64_t last_use) {
     if (last_use < horizon_)
         return;
     int64_t epoch = epoch_of(last_use);
-    table_[of_uses][place(epoch)] += num_tokens;
+    table_[place(epoch)][of_uses] += num_tokens;
     for (int rung = 0; rung < kRungs; ++rung)
         if (level(of_uses, epoch, rung) >= cuts_[rung])
             held_[rung] += num_tokens;
@@ -225,7 +236,7 @@ int64_t ReuseRecord::tokens_at(int64_t wanted, int rung) const {
         int64_t twice = wanted - stay_of(rung) * use_credit(of_uses);
         int64_t epoch = twice >> 1;
         if ((twice & 1) == 0 && epoch_ - kEpochs < epoch && epoch <= epoch_)
-            total += table_[of_uses][place(epoch)];
+            total += table_[place(epoch)][of_uses];
     }
     return total;
 }
@@ -234,7 +245,7 @@ void ReuseRecord::clear_oldest() {
     int64_t epoch = epoch_ - kEpochs;
     horizon_ = std::max(horizon_, (epoch + 1) * (int64_t{1} << shift_));
     for (int of_uses = 0; of_uses < kClasses; ++of_uses) {
-        int64_t num_tokens = std::exchange(table_[of_uses][place(epoch)], 0);
+        int64_t num_tokens = std::exchange(table_[place(epoch)][of_uses], 0);
         if (num_tokens == 0)
             continue;
         for (int rung = 0; rung < kRungs; ++rung)
@@ -262,7 +273,7 @@ void ReuseRecord::recount() {
     held_.fill(0);
     for (int of_uses = 0; of_uses < kClasses; ++of_uses)
         for (int64_t epoch = epoch_ - kEpochs + 1; epoch <= epoch_; ++epoch) {
-            int64_t num_tokens = table_[of_uses][place(epoch)];
+            int64_t num_tokens = table_[place(epoch)][of_uses];
             for (int rung = 0; num_tokens != 0 && rung < kRungs; ++rung)
                 if (level(of_uses, epoch, rung) >= cuts_[rung])
                     held_[rung] += num_tokens;
@@ -270,19 +281,15 @@ void ReuseRecord::recount() {
 }
 
 void ReuseRecord::widen() {
-    for (auto &counts : table_) {
-        std::array<int64_t, kEpochs> wider{};
-        for (int64_t epoch = epoch_ - kEpochs + 1; epoch <= epoch_; ++epoch)
-            wider[place(epoch >> 1)] += counts[place(epoch)];
-        counts = wider;
-    }
+    Table wider{};
+    for (int64_t epoch = epoch_ - kEpochs + 1; epoch <= epoch_; ++epoch)
+        for (int of_uses = 0; of_uses < kClasses; ++of_uses)
+            wider[place(epoch >> 1)][of_uses] += table_[place(epoch)][of_uses];
+    table_ = wider;
     epoch_ >>= 1;
     ++shift_;
-    for (int rung = 1; rung < kRungs - 1; ++rung) {
-        slow_[rung] = slow_[rung + 1];
-        fast_[rung] = fast_[rung + 1];
-        cuts_[rung] = cuts_[rung + 1];
-    }
+    for (int64_t *of_rungs : {slow_.data(), fast_.data(), gains_.data(), squares_.data(), cuts_.data()})
+        std::copy(of_rungs + 2, of_rungs + kRungs, of_rungs + 1);
     for (int64_t &cut : cuts_)
         cut >>= 1;
     rung_ -= rung_ > 1;
@@ -296,21 +303,18 @@ void ReuseRecord::narrow(int64_t tick) {
     --shift_;
     epoch_ = epoch_of(tick);
     horizon_ = std::max(horizon_, (epoch_ - kEpochs + 1) * (int64_t{1} << shift_));
-    for (auto &counts : table_) {
-        std::array<int64_t, kEpochs> narrower{};
-        for (int64_t epoch = epoch_ - kEpochs + 1; epoch <= epoch_; ++epoch) {
-            if (epoch >> 1 <= wide_epoch - kEpochs)
-                continue;
-            int64_t num_tokens = counts[place(epoch >> 1)], half = floor_div(num_tokens, 2);
-            narrower[place(epoch)] = (epoch & 1) != 0 ? half : num_tokens - half;
+    Table narrower{};
+    for (int64_t epoch = epoch_ - kEpochs + 1; epoch <= epoch_; ++epoch) {
+        if (epoch >> 1 <= wide_epoch - kEpochs)
+            continue;
+        for (int of_uses = 0; of_uses < kClasses; ++of_uses) {
+            int64_t num_tokens = table_[place(epoch >> 1)][of_uses], half = floor_div(num_tokens, 2);
+            narrower[place(epoch)][of_uses] = (epoch & 1) != 0 ? half : num_tokens - half;
         }
-        counts = narrower;
     }
-    for (int rung = kRungs - 1; rung > 1; --rung) {
-        slow_[rung] = slow_[rung - 1];
-        fast_[rung] = fast_[rung - 1];
-        cuts_[rung] = cuts_[rung - 1];
-    }
+    table_ = narrower;
+    for (int64_t *of_rungs : {slow_.data(), fast_.data(), gains_.data(), squares_.data(), cuts_.data()})
+        std::copy_backward(of_rungs + 1, of_rungs + kRungs - 1, of_rungs + kRungs);
     for (int64_t &cut : cuts_)
         cut *= 2;
     rung_ += 0 < rung_ && rung_ < kRungs - 1;
@@ -336,17 +340,40 @@ void ReuseRecord::score(int64_t num_tokens, int of_uses, int64_t last_use) {
     }
 }
 
+void ReuseRecord::note_gains() {
+    for (int rung = 1; rung < kRungs; ++rung)
+        gains_[rung] += slow_[rung] - slow_[0] - leads_[rung];
+    if (capacity == 0 || epoch_ % kSampleEpochs != 0)
+        return;
+    for (int rung = 1; rung < kRungs; ++rung) {
+        int64_t gain = in_capacities(std::exchange(gains_[rung], 0));
+        squares_[rung] -= squares_[rung] * kSampleEpochs >> kSlowDecay;
+        squares_[rung] += gain * gain;
+    }
+}
+
+int64_t ReuseRecord::in_capacities(int64_t score) const { return floor_div(score * kWhole, capacity); }
+
+bool ReuseRecord::is_sure(int rung) const {
+    int64_t lead = in_capacities(slow_[rung] - slow_[0]);
+    return lead > 0 && lead * lead > kSure * squares_[rung];
+}
+
 void ReuseRecord::choose() {
     int64_t enough = floor_div(fast_[kRungs] - fast_[0], kMargin);
     int best = 0;
-    for (int rung = 1; rung < kRungs; ++rung)
-        if (slow_[rung] > slow_[best] && fast_[rung] - fast_[0] > enough)
+    for (int rung = 1; rung < kRungs; ++rung) {
+        if (slow_[rung] <= slow_[best] || fast_[rung] - fast_[0] <= enough)
+            continue;
+        bool is_near = rung_ != 0 && std::abs(rung - rung_) <= 1;
+        if (is_near || is_sure(rung))
             best = rung;
+    }
     if (slow_[best] - slow_[0] <= floor_div(slow_[kRungs] - slow_[0], kMargin))
         best = 0;
     int64_t gain = slow_[best] - slow_[rung_];
     if (best != rung_ && (best == 0 || gain > floor_div(slow_[kRungs] - slow_[rung_], 2 * kMargin)))
-        rung_ = best;
+        rung_ += best > rung_ ? 1 : -1;
 }
 
 }  // namespace aradix

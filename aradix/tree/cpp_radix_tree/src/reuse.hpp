@@ -45,7 +45,8 @@ public:
 
 private:
     using Scores = std::array<int64_t, kRungs + 1>;
-    using Table = std::array<std::array<int64_t, kEpochs>, kClasses>;
+    // By epoch first: what a step uses was mostly used last in one step too, so its counts lie side by side.
+    using Table = std::array<std::array<int64_t, kClasses>, kEpochs>;
     struct Ghost {
         uint64_t key;
         int64_t num_tokens, uses, last_use;
@@ -69,6 +70,9 @@ private:
     void widen();
     void narrow(int64_t tick);
     void score(int64_t num_tokens, int of_uses, int64_t last_use);
+    void note_gains();
+    int64_t in_capacities(int64_t score) const;
+    bool is_sure(int rung) const;
     void choose();
 
     size_t page_size_, item_bytes_;
@@ -79,6 +83,7 @@ private:
     Table table_{};
     std::array<int64_t, kRungs> cuts_{}, held_{}, partial_{};
     Scores slow_{}, fast_{};
+    std::array<int64_t, kRungs> leads_{}, gains_{}, squares_{};
     std::list<Ghost> ghosts_;  // in the order in which they came
     std::unordered_map<uint64_t, std::list<Ghost>::iterator> by_key_;
     int64_t ghost_tokens_ = 0;

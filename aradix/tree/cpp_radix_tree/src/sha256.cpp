@@ -162,14 +162,4 @@ Digest sha256(const uint8_t *prefix, size_t prefix_size, const uint8_t *data, si
     return hasher.finish();
 }
 
-void extend_hash_chain(std::vector<Digest> &chain, const uint8_t *previous, size_t previous_size, const uint8_t *data,
-                       size_t size, size_t page_bytes) {
-    chain.reserve(chain.size() + size / page_bytes);
-    for (size_t begin = 0; begin + page_bytes <= size; begin += page_bytes) {
-        chain.push_back(sha256(previous, previous_size, data + begin, page_bytes));
-        previous = chain.back().data();
-        previous_size = chain.back().size();
-    }
-}
-
 }  // namespace aradix

@@ -4,7 +4,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 namespace aradix {
 
@@ -13,10 +12,5 @@ using Digest = std::array<uint8_t, 32>;
 // The digest of `prefix` followed by `data`, by the processor's own instructions where it has them and unless told not
 // to.
 Digest sha256(const uint8_t *prefix, size_t prefix_size, const uint8_t *data, size_t size, bool portably = false);
-
-// Appends the digest of each whole page of `data`, every one chained after the one before it, the first after
-// `previous`.
-void extend_hash_chain(std::vector<Digest> &chain, const uint8_t *previous, size_t previous_size, const uint8_t *data,
-                       size_t size, size_t page_bytes);
 
 }  // namespace aradix

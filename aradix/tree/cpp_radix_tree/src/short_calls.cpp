@@ -12,7 +12,8 @@ ShortCalls::ShortCalls(nb::dict parts)
       pressure_type_(Py_TYPE(pressure_.ptr())), tree_(nb::cast<Tree *>(tree_object_)),
       table_(nb::cast<PageTable *>(table_object_)), held_(nb::cast<int>(parts["held"])),
       item_bytes_(nb::cast<int64_t>(parts["item_bytes"])), low_slots_(nb::cast<int64_t>(parts["low_slots"])),
-      max_run_(nb::cast<int64_t>(parts["max_run"])), key_slots_(key_type_), lease_slots_(lease_type_),
+      max_run_(nb::cast<int64_t>(parts["max_run"])), listen_from_(nb::cast<int64_t>(parts["listen_from"])),
+      key_slots_(key_type_), lease_slots_(lease_type_),
       plain_(calls_.type(), "_plain"), current_(calls_.type(), "_current"), token_(calls_.type(), "_token"),
       run_length_(calls_.type(), "_run_length"), watch_(leases_.type(), "watch"),
       num_opened_(leases_.type(), "_num_opened"), num_queries_(leases_.type(), "num_queries"),
@@ -39,6 +40,15 @@ bool ShortCalls::is_plain() const {
     if (PyDict_GET_SIZE(listening_.ptr()) != 1 || PyList_GET_SIZE(growth_.ptr()) != 0 ||
         PyList_GET_SIZE(admission_.ptr()) != 0 || PyList_GET_SIZE(standing_.ptr()) != 0)
         return false;
+    return is_at_home();
+}
+
+bool ShortCalls::is_at_home() const {
+    // Loops run each step in a context of its own, so what was true in this very context is true still. Asking again would
+    // cost a system call: asyncio wants to know whether the process was forked.
+    const PyThreadState *thread = PyThreadState_Get();
+    if (thread->id == home_thread_ && thread->context_ver == home_context_)
+        return true;
     PyObject *here = PyObject_CallNoArgs(current_.get(calls_.ptr()));
     if (here == nullptr) {
         if (!PyErr_ExceptionMatches(PyExc_RuntimeError))
@@ -47,7 +57,11 @@ bool ShortCalls::is_plain() const {
         return false;
     }
     Py_DECREF(here);
-    return token_.is(calls_.ptr(), here);
+    if (!token_.is(calls_.ptr(), here))
+        return false;
+    home_thread_ = thread->id;
+    home_context_ = thread->context_ver;
+    return true;
 }
 
 void ShortCalls::count_query(Hold &hold) const {
@@ -79,7 +93,7 @@ nb::object ShortCalls::new_lease(nb::handle self, nb::handle cache, PyObject *ke
     nb::object given = nb::borrow(key);
     new (nb::inst_ptr<Hold>(hold))
         Hold(num_opened_.number(leases_.ptr()), given, given, key_slots_.num_items.number(key), integer(0), true, false,
-             nb::none(), std::move(code), PyFrame_GetLasti(frame), nb::cast<double>(clock_()));
+             nb::none(), std::move(code), PyFrame_GetLasti(frame), nb::cast<double>(clock_()), table_->page_size);
     nb::inst_mark_ready(hold);
     auto *type = reinterpret_cast<PyTypeObject *>(lease_type_.ptr());
     nb::object lease = nb::steal(type->tp_alloc(type, 0));
@@ -167,6 +181,27 @@ bool ShortCalls::leave(PyObject *hold_object) {
     num_held_.add(pool_.ptr(), -*num_given);
     tell_if_low();
     return true;
+}
+
+nb::object ShortCalls::slots(PyObject *lease, PyObject *hold_object) {
+    Hold *hold = plain_hold(hold_object);
+    if (hold == nullptr || !hold->held || !is_plain())
+        return nb::object();
+    PyObject *known = lease_slots_.slots.get(lease), *known_of = lease_slots_.slots_of.get(lease);
+    if (known != nullptr && known != Py_None && known_of != nullptr && PyTuple_CheckExact(known_of) &&
+        PyTuple_GET_SIZE(known_of) == 3) {
+        const int64_t state[] = {hold->node_id, hold->published, hold->version};
+        bool same = true;
+        for (Py_ssize_t index = 0; index < 3; ++index)
+            same = same && PyLong_AsLongLong(PyTuple_GET_ITEM(known_of, index)) == state[index];
+        if (same)
+            return nb::borrow(known);
+    }
+    nb::object tensor = to_tensor_(tree_->slots_of_hold(*hold));
+    lease_slots_.slots_of.set(
+        lease, nb::make_tuple(integer(hold->node_id), integer(hold->published), integer(hold->version)));
+    lease_slots_.slots.set(lease, tensor);
+    return tensor;
 }
 
 bool ShortCalls::is_over(PyObject *hold_object) const {

@@ -20,21 +20,28 @@ public:
     // An InsertResult, or null.
     nb::object publish(PyObject *hold, PyObject *key);
     bool leave(PyObject *hold);
+    // A tensor, or null.
+    nb::object slots(PyObject *lease, PyObject *hold);
+    Hold *plain_hold(PyObject *hold) const {
+        return Py_TYPE(hold) == reinterpret_cast<PyTypeObject *>(hold_type_.ptr()) ? nb::inst_ptr<Hold>(hold) : nullptr;
+    }
     // Whether nothing is left to do for a lease that is collected.
     bool is_over(PyObject *hold) const;
 
     int traverse(visitproc visit, void *arg) const;
 
 private:
-    Hold *plain_hold(PyObject *hold) const {
-        return Py_TYPE(hold) == reinterpret_cast<PyTypeObject *>(hold_type_.ptr()) ? nb::inst_ptr<Hold>(hold) : nullptr;
-    }
     bool is_plain() const;
+    bool is_at_home() const;
     bool is_key(PyObject *key) const {
         return Py_TYPE(key) == reinterpret_cast<PyTypeObject *>(key_type_.ptr()) &&
                key_slots_.item_bytes.number(key) == item_bytes_;
     }
-    bool has_turn() const { return run_length_.number(calls_.ptr()) + 1 < max_run_; }
+    // Calls.is_turn_over() says no, and does nothing but count: at `listen_from_` it also asks the loop.
+    bool has_turn() const {
+        int64_t run_length = run_length_.number(calls_.ptr()) + 1;
+        return run_length < max_run_ && run_length != listen_from_;
+    }
     void take_turn() const { run_length_.add(calls_.ptr(), 1); }
     void count_query(Hold &hold) const;
     void tell_if_low() const;
@@ -47,12 +54,13 @@ private:
     Tree *tree_;
     PageTable *table_;
     int held_;
-    int64_t item_bytes_, low_slots_, max_run_;
+    int64_t item_bytes_, low_slots_, max_run_, listen_from_;
     KeySlots key_slots_;
     LeaseSlots lease_slots_;
     SlotOf plain_, current_, token_, run_length_;
     SlotOf watch_, num_opened_, num_queries_, num_query_tokens_, num_hit_tokens_, num_evicted_, num_resumes_;
     SlotOf num_held_, is_timed_;
+    mutable uint64_t home_thread_ = 0, home_context_ = 0;  // where the loop was last asked
 };
 
 // Registers the types by which Python calls all this: `ShortMethod` and the coroutine that it gives.

@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kMostArguments = 4;  // of `__aexit__`, with the lease
 
-enum class Kind { key, lease, enter, allocate, commit, exit, release, finish };
+enum class Kind { key, lease, enter, allocate, commit, exit, release, finish, matched, tokens, slots };
 
 struct Shape {
     const char *name;
@@ -30,6 +30,8 @@ constexpr Shape kShapes[] = {
     {"enter", Kind::enter, 1, 1, true},     {"allocate", Kind::allocate, 2, 2, true},
     {"commit", Kind::commit, 2, 2, false},  {"exit", Kind::exit, 4, 4, true},
     {"release", Kind::release, 1, 1, false}, {"finish", Kind::finish, 1, 1, false},
+    {"num_matched", Kind::matched, 1, 1, false}, {"num_tokens", Kind::tokens, 1, 1, false},
+    {"slots", Kind::slots, 1, 1, false},
 };
 
 struct Method {
@@ -133,6 +135,15 @@ nb::object call_lease(Method &method, PyObject *const *arguments) {
     case Kind::release:
         done = calls->leave(hold);
         break;
+    case Kind::matched:
+    case Kind::tokens: {
+        const Hold *plain = calls->plain_hold(hold);
+        if (plain == nullptr)
+            return nb::object();
+        return integer(method.shape->kind == Kind::matched ? plain->num_matched : plain->num_tokens());
+    }
+    case Kind::slots:
+        return calls->slots(lease, hold);
     default:
         done = calls->is_over(hold);
     }

@@ -1,7 +1,8 @@
-// The slots of one node.
+// The slots of one node, or of one lease.
 #pragma once
 
 #include "bytes.hpp"
+#include "pages.hpp"
 
 namespace aradix {
 
@@ -10,101 +11,84 @@ namespace aradix {
 class SlotRun {
 public:
     SlotRun() = default;
-
-    SlotRun(const int64_t *slots, size_t count, size_t page_size) : wide_(!are_pages(slots, count, page_size)) {
-        if (wide_) {
-            bytes_.append(reinterpret_cast<const uint8_t *>(slots), count * sizeof(int64_t));
-            return;
-        }
-        auto *pages = reinterpret_cast<int32_t *>(bytes_.extend(count / page_size * sizeof(int32_t)));
-        if (page_size == 1) {
-            for (size_t index = 0; index < count; ++index)
-                pages[index] = static_cast<int32_t>(slots[index]);
-            return;
-        }
-        for (size_t page = 0; page < count / page_size; ++page)
-            pages[page] = static_cast<int32_t>(slots[page * page_size] / static_cast<int64_t>(page_size));
-    }
+    SlotRun(const int64_t *slots, size_t count, size_t page_size) { append(slots, count, page_size); }
 
     void fetch() const { bytes_.fetch(); }
     bool is_wide() const { return wide_; }
+    size_t count(size_t page_size) const {
+        return wide_ ? bytes_.size() / sizeof(int64_t) : num_pages() * page_size;
+    }
+
+    // Where it is not wide.
+    const int32_t *pages() const { return reinterpret_cast<const int32_t *>(bytes_.data()); }
+    size_t num_pages() const { return bytes_.size() / sizeof(int32_t); }
+    // Room for so many more pages at the end, to be written by the caller.
+    int32_t *extend(size_t num_pages) {
+        return reinterpret_cast<int32_t *>(bytes_.extend(num_pages * sizeof(int32_t)));
+    }
+
+    void append(const int64_t *slots, size_t count, size_t page_size) {
+        if (!wide_) {
+            size_t num_pages = count / page_size;
+            if (pages_of(slots, count, page_size, extend(num_pages)))
+                return;
+            bytes_.drop_back(num_pages * sizeof(int32_t));
+            widen(page_size);
+        }
+        bytes_.append(reinterpret_cast<const uint8_t *>(slots), count * sizeof(int64_t));
+    }
+
+    // Where it is wide: writes the pages of `count` tokens from token `first` on; false where they are no whole pages.
+    bool read_pages(int32_t *out, size_t first, size_t count, size_t page_size) const {
+        return pages_of(reinterpret_cast<const int64_t *>(bytes_.data()) + first, count, page_size, out);
+    }
 
     // Writes the slots of `count` tokens from token `first` on.
     void copy_to(int64_t *out, size_t first, size_t count, size_t page_size) const {
-        if (wide_) {
-            if (count != 0)
-                std::memcpy(out, bytes_.data() + first * sizeof(int64_t), count * sizeof(int64_t));
-            return;
-        }
-        const auto *pages = reinterpret_cast<const int32_t *>(bytes_.data());
-        if (page_size == 1) {
-            for (size_t index = 0; index < count; ++index)
-                out[index] = pages[first + index];
-            return;
-        }
-        size_t page = first / page_size, inside = first % page_size;
-        while (count != 0) {
-            size_t part = page_size - inside < count ? page_size - inside : count;
-            int64_t slot = static_cast<int64_t>(pages[page]) * static_cast<int64_t>(page_size);
-            for (size_t index = 0; index < part; ++index)
-                out[index] = slot + static_cast<int64_t>(inside + index);
-            out += part;
-            count -= part;
-            ++page;
-            inside = 0;
-        }
+        if (!wide_)
+            slots_of(pages(), first, count, page_size, out);
+        else if (count != 0)
+            std::memcpy(out, bytes_.data() + first * sizeof(int64_t), count * sizeof(int64_t));
     }
 
-    // Cuts the slots of the first `count` tokens off, which are whole pages.
+    // Cuts the slots of the first `count` tokens off. Where that is no whole page, all of them are kept one by one.
     SlotRun split_front(size_t count, size_t page_size) {
+        if (count % page_size != 0)
+            widen(page_size);
         SlotRun head;
         head.wide_ = wide_;
         head.bytes_ = bytes_.split_front(bytes_of(count, page_size));
         return head;
     }
 
-    // Puts `head` in front; `count` is the number of slots in this run.
-    void join_front(SlotRun &&head, size_t head_count, size_t count, size_t page_size) {
+    void join_front(SlotRun &&head, size_t page_size) {
         if (wide_ != head.wide_) {
-            widen(count, page_size);
-            head.widen(head_count, page_size);
+            widen(page_size);
+            head.widen(page_size);
         }
         bytes_.join_front(std::move(head.bytes_));
     }
 
-    void drop_back(size_t count, size_t page_size) { bytes_.drop_back(bytes_of(count, page_size)); }
-
-private:
-    static bool are_pages(const int64_t *slots, size_t count, size_t page_size) {
-        const auto size = static_cast<int64_t>(page_size);
-        if (page_size == 1) {
-            uint64_t all = 0;
-            for (size_t index = 0; index < count; ++index)
-                all |= static_cast<uint64_t>(slots[index]);
-            return all <= INT32_MAX;
-        }
-        for (size_t begin = 0; begin < count; begin += page_size) {
-            int64_t first = slots[begin];
-            if (first < 0 || first / size > INT32_MAX || first % size != 0)
-                return false;
-            int64_t differ = 0;
-            for (int64_t index = 1; index < size; ++index)
-                differ |= slots[begin + static_cast<size_t>(index)] ^ (first + index);
-            if (differ != 0)
-                return false;
-        }
-        return true;
+    void drop_back(size_t count, size_t page_size) {
+        if (count % page_size != 0)
+            widen(page_size);
+        bytes_.drop_back(bytes_of(count, page_size));
     }
 
+    // Keeps no more room than it needs.
+    void fit() { bytes_.fit(); }
+
+private:
     size_t bytes_of(size_t count, size_t page_size) const {
         return wide_ ? count * sizeof(int64_t) : count / page_size * sizeof(int32_t);
     }
 
-    void widen(size_t count, size_t page_size) {
+    void widen(size_t page_size) {
         if (wide_)
             return;
         Bytes slots;
-        copy_to(reinterpret_cast<int64_t *>(slots.extend(count * sizeof(int64_t))), 0, count, page_size);
+        size_t size = count(page_size);
+        copy_to(reinterpret_cast<int64_t *>(slots.extend(size * sizeof(int64_t))), 0, size, page_size);
         bytes_ = std::move(slots);
         wide_ = true;
     }

@@ -12,6 +12,18 @@ void check_count(const Slots &slots, size_t needed) {
         throw nb::value_error("fewer slots than tokens");
 }
 
+// As long as this a compare takes longer than the 5 ms for which a Python thread may keep the GIL from others.
+constexpr size_t kLongCompare = size_t{1} << 25;
+
+// Lets go of the GIL while it compares, if that takes long. Nothing moves meanwhile: the step under way keeps everybody
+// out of the tree, and the key holds its bytes. What others may have changed by then is asked again by who relies on it.
+size_t difference_without_gil(const uint8_t *first, const uint8_t *second, size_t size) {
+    if (size < kLongCompare)
+        return first_difference(first, second, size);
+    nb::gil_scoped_release others_run;
+    return first_difference(first, second, size);
+}
+
 }  // namespace
 
 // ---- walking ----
@@ -68,7 +80,7 @@ Tree::Place Tree::descend(const Key &key, Handle from, int stopped_by) {
         if (node.gate >= stopped_by)
             return Place{handle, kNone, 0, node.id};
         size_t size = std::min(node.tokens.size(), key.stop - depth);
-        size_t same = first_difference(node.tokens.data(), key.tokens + depth, size);
+        size_t same = difference_without_gil(node.tokens.data(), key.tokens + depth, size);
         if (same < node.tokens.size())
             return Place{handle, child, same / page_bytes_ * page_bytes_};
         handle = child;
@@ -93,7 +105,8 @@ nb::object Tree::insert(nb::handle key_object, nb::handle slots_object, nb::hand
     Place place = enter(key, root, past_pending);
     if (place.gate != 0)
         return integer(place.gate);
-    Grown grown = grow(root, key, slots, key.stop, place, priority, ready, held_hits, new_hits);
+    Grown grown = grow(root, key, fresh_run(slots, 0, key.stop, place), key.stop, place, priority, ready, held_hits,
+                       new_hits);
     int64_t node_id = at(merge_path(grown.node)).id;
     prune(root);
     int64_t end = items(grown.end);
@@ -116,7 +129,7 @@ nb::object Tree::extend(int64_t node_id, nb::handle key_object, nb::handle slots
     Place place = descend(key, origin, kPending);
     if (place.gate != 0)
         stop = at(place.node).depth;
-    Grown grown = grow(origin, key, slots, stop, place, priority, ready);
+    Grown grown = grow(origin, key, fresh_run(slots, at(origin).depth, stop, place), stop, place, priority, ready);
     if (grown.node != origin) {
         nb::list freed;
         lock(grown.node);
@@ -128,9 +141,16 @@ nb::object Tree::extend(int64_t node_id, nb::handle key_object, nb::handle slots
                          records_.ref(node_id, end), integer(node_id), ready_or_nothing(grown.ready));
 }
 
+SlotRun Tree::fresh_run(const Slots &slots, size_t start, size_t stop, const Place &place) const {
+    size_t held = depth_of(place);
+    if (held >= stop)
+        return SlotRun();
+    return SlotRun(slots.data + count_of(held - start), count_of(stop - held), page_size_);
+}
+
 // Add what is missing of a key below where its walk from `origin` ended.
-Tree::Grown Tree::grow(Handle origin, const Key &key, const Slots &slots, size_t stop, const Place &place,
-                       int64_t priority, const nb::object &ready, int64_t held_hits, int64_t new_hits) {
+Tree::Grown Tree::grow(Handle origin, const Key &key, SlotRun fresh, size_t stop, const Place &place, int64_t priority,
+                       const nb::object &ready, int64_t held_hits, int64_t new_hits) {
     Handle node = arrive(place);
     Grown grown{node, at(node).depth, at(node).depth, nb::object(), nb::object()};
     for (Handle walked = node; walked != origin; walked = at(walked).parent) {
@@ -141,8 +161,7 @@ Tree::Grown Tree::grow(Handle origin, const Key &key, const Slots &slots, size_t
     grown.existing = slots_between(node, start, grown.held);
     Handle above = node;
     if (grown.held < stop) {
-        grown.node = new_leaf(node, key.tokens + grown.held, stop - grown.held,
-                              slots.data + count_of(grown.held - start));
+        grown.node = new_leaf(node, key.tokens + grown.held, stop - grown.held, std::move(fresh));
         grown.end = stop;
         Node &leaf = at(grown.node);
         leaf.ready = ready;
@@ -254,7 +273,7 @@ nb::object Tree::detach(nb::handle name_space) {
             ranking_.discard(handle);
             untime(handle);
             if (!name_space.is_none())
-                record_removed(node, 0);
+                record_removed(node.pages);
         }
         node.detached = true;
         if (node.lock_ref != 0) {
@@ -306,7 +325,7 @@ void Tree::set_gate(int64_t node_id, int gate) {
     Step step(*this);
     if (gate < kOpen || gate > kGranted)
         throw nb::value_error("no such gate");
-    at(node_named(node_id)).gate = gate;
+    at(node_named(node_id)).gate = static_cast<uint8_t>(gate);
 }
 
 nb::object Tree::open_gate(int64_t node_id) {
@@ -340,7 +359,7 @@ nb::object Tree::evict_below(int64_t node_id) {
         append_to(freed, freed_record(slots_copy(leaf, 0), leaf.streams));
         if (shares_)
             shares_.at(leaf.share).evicted += num_tokens(leaf);
-        record_removed(leaf, 0);
+        record_removed(std::move(leaf.pages));
         remove_leaf(found[index], false);
     }
     return freed;
@@ -440,7 +459,7 @@ nb::object Tree::shown(Handle handle, const nb::object &name_space) {
         slots_copy(node, 0), integer(node.lock_ref), records_.gates[node.gate], nb::bool_(node.detached),
         integer(node.hit_count), integer(node.priority), integer(node.last_access), integer(node.created),
         integer(node.num_children), nb::bool_(ranking_.is_filed(handle)), ranking_.state(handle),
-        records_events_ && node.parent != kNone ? digest_list(node.hashes, 0) : nb::none(),
+        records_events_ && node.parent != kNone ? digest_list(node.pages) : nb::none(),
         nb::none(), integer(0), records_.no_latch, nb::bool_(false),
         node.timed ? nb::object(nb::make_tuple(timed_.of(handle).expires, timed_.of(handle).after)) : nb::none());
 }

@@ -96,11 +96,15 @@ private:
     Place descend(const Key &key, Handle from, int stopped_by);
     // The node that ends where a walk ended, split off if need be.
     Handle arrive(const Place &place) { return place.child == kNone ? place.node : split(place.child, place.size); }
-    Grown grow(Handle origin, const Key &key, const Slots &slots, size_t stop, const Place &place, int64_t priority,
+    size_t depth_of(const Place &place) const { return nodes_[place.node].depth + place.size; }
+    // `fresh` are the slots from where the walk ended up to byte `stop`.
+    Grown grow(Handle origin, const Key &key, SlotRun fresh, size_t stop, const Place &place, int64_t priority,
                const nb::object &ready, int64_t held_hits = 1, int64_t new_hits = 0);
+    SlotRun fresh_run(const Slots &slots, size_t start, size_t stop, const Place &place) const;
     template <class Give> void shrink(int64_t count, bool only_excess, Give give);
     nb::list evict_tokens(int64_t count, bool only_excess);
-    int64_t evict_into(PageTable &table, int64_t count, int state);
+    // Evicts so many tokens. Their pages go to `out`, and what has no room there is added to `spare_pages_`; how many pages.
+    int64_t evict_pages(int64_t count, int32_t *out, int64_t room);
     void count_hit(Handle bottom);
     void copy_slots(Handle node, size_t start, size_t stop, int64_t *out);
     nb::list unpin_node(Handle handle, bool touched);
@@ -114,7 +118,7 @@ private:
     nb::object slots_between(Handle node, size_t start, size_t stop);
     nb::object shown(Handle handle, const nb::object &name_space);
 
-    std::vector<int64_t> spare_slots_;  // of the call under way; kept for its block
+    std::vector<int32_t> spare_pages_;  // of the call under way; kept for its block
 };
 
 }  // namespace aradix
