@@ -12,6 +12,7 @@ import torch
 
 pytest.register_assert_rewrite("tests.support")
 
+from aradix.engine import GGUFFile  # noqa: E402
 from tests.support.ci import NothingSkipped  # noqa: E402  (after its asserts were registered)
 from tests.support.core import core_name  # noqa: E402
 from tests.support.places import SHARED  # noqa: E402
@@ -39,14 +40,20 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def smollm2() -> Iterator[SmolLM2]:
-    """A real language model, read once."""
+def smollm2_file() -> GGUFFile:
+    """The file of a real language model, parsed once."""
     path = weights_path()
     assert path is not None, "a test that asks for the model is marked `needs_smollm2`"
+    return GGUFFile(path)
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_file: GGUFFile) -> Iterator[SmolLM2]:
+    """A real language model, read once."""
     # Two threads of torch on a busy core wait for each other longer than one takes for all of it.
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield SmolLM2(path)
+    yield SmolLM2(smollm2_file)
     torch.set_num_threads(num_threads)
 
 

@@ -181,12 +181,12 @@ class AsyncEngine:
             UsageError: no tokens, ids that the model does not know, stop texts without a tokenizer.
             RequestTooLargeError: more tokens than the pool, or the model, can ever hold.
             Overloaded: too many wait already.
-            EngineClosedError: the engine is closed, or being drained.
+            EngineClosedError: the engine is closed, or being drained, or was cancelled with what is around it.
         """
         if self._home is None:
             raise UsageError("this engine is not open; use `async with AsyncEngine(...)`")
         self._home.check()
-        if not self._is_open:
+        if not (self._is_open and self._scheduler.is_running):
             raise EngineClosedError("the engine is closed, or being drained, and takes no more requests")
         sampling = SamplingParams() if sampling is None else sampling
         namespace = _namespace(extra_key, cache_salt, lora_name)

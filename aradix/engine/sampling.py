@@ -6,7 +6,7 @@ gave its slots back and was computed again says the same, and so does one that s
 
 from __future__ import annotations
 
-import math
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,8 +48,10 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if type(self.max_tokens) is not int or self.max_tokens < 1:
             raise ConfigError(f"max_tokens must be an int of at least 1, got {self.max_tokens!r}")
-        if not (_is_number(self.temperature) and 0 <= self.temperature < math.inf):
-            raise ConfigError(f"temperature must be a number of at least 0, got {self.temperature!r}")
+        if not (_is_number(self.temperature) and 0 <= self.temperature <= sys.float_info.max):
+            raise ConfigError(
+                f"temperature must be a number from 0 to {sys.float_info.max:.4g}, got {self.temperature!r}"
+            )
         if not (_is_number(self.top_p) and 0 < self.top_p <= 1):
             raise ConfigError(f"top_p must be above 0 and at most 1, got {self.top_p!r}")
         if self.seed is not None and not (type(self.seed) is int and 0 <= self.seed < _MAX_SEED):
@@ -95,7 +97,10 @@ class Sampler:
         """
         if self.is_greedy:
             return int(logits.argmax())
-        scaled = logits.double().cpu() / self._params.temperature
+        wide = logits.double().cpu()
+        # From the largest down, which leaves the probabilities as they are: else a low temperature makes infinities of
+        # the logits, whose difference is no number.
+        scaled = (wide - wide.max()) / self._params.temperature
         # A stable sort, so that equal logits stand in the same order on every machine.
         probabilities, order = torch.softmax(scaled, -1).sort(descending=True, stable=True)
         reached = probabilities.cumsum(-1)

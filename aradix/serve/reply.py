@@ -34,6 +34,8 @@ class Reply:
 
     def __init__(self, send: Send, request_id: str) -> None:
         self.status: int | None = None
+        self.is_through = False
+        """Whether all of it was sent; a server tells of a disconnect then, whether or not the client is there."""
         self.request_id = request_id
         self._send = send
 
@@ -73,6 +75,7 @@ class Reply:
 
     async def _body(self, body: bytes, *, more: bool) -> None:
         await self._out({"type": "http.response.body", "body": body, "more_body": more})
+        self.is_through = not more
 
     async def _out(self, message: dict[str, Any]) -> None:
         try:

@@ -21,6 +21,7 @@ from prometheus_client.registry import CollectorRegistry
 from aradix.cache.hiradix_cache import HiRadixCache
 from aradix.cache.radix_cache import RadixCache
 from aradix.engine.engine import AsyncEngine
+from aradix.engine.gguf_file import GGUFFile
 from aradix.engine.llama import LlamaModel, LlamaRunner
 from aradix.engine.weights import read_folder, read_gguf, smollm2_path
 from aradix.errors import ConfigError
@@ -75,10 +76,11 @@ def _load(options: argparse.Namespace) -> _Loaded:
     if options.dtype != "auto":
         dtype = getattr(torch, options.dtype)
     _say(f"reading {path}")
-    tokenizer = ModelTokenizer.from_folder(path) if path.is_dir() else ModelTokenizer.from_gguf(path)
+    file = None if path.is_dir() else GGUFFile(path)
+    tokenizer = ModelTokenizer.from_folder(path) if file is None else ModelTokenizer.from_gguf(file)
     if options.tokenizer is not None:
         tokenizer = tokenizer.with_file(options.tokenizer)
-    weights = (read_folder if path.is_dir() else read_gguf)(path, dtype, device)
+    weights = read_folder(path, dtype, device) if file is None else read_gguf(file, dtype, device)
     num_slots = _num_slots(options, weights)
     runner = LlamaRunner(weights, weights.make_pool(num_slots, options.page_size))
     names = options.served_model_name or [path.name if path.is_dir() else path.stem]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from aradix.engine.gguf_file import GGUFFile
 from aradix.errors import ConfigError
 
 try:
@@ -81,24 +82,17 @@ class ModelTokenizer:
         self._longest = max(map(len, tokenizer.get_vocab()), default=1)
 
     @classmethod
-    def from_gguf(cls, path: Path) -> Self:
-        """Read the tokenizer out of a GGUF file. Blocks for some seconds.
+    def from_gguf(cls, source: GGUFFile | str | Path) -> Self:
+        """Read the tokenizer out of a GGUF file, opened or not. Blocks for some seconds, less if it is open.
 
         Raises:
             ConfigError: no such file, no tokenizer in it, or one of a kind that is not known here.
         """
-        import gguf
-
-        if not path.is_file():
-            raise ConfigError(f"no such file: {path}")
-        try:
-            fields = gguf.GGUFReader(path).fields
-        except ValueError as error:
-            raise ConfigError(f"{path} is no GGUF file: {error}") from error
+        file = source if isinstance(source, GGUFFile) else GGUFFile(source)
+        path = file.path
 
         def found(name: str, otherwise: Any = None) -> Any:
-            field = fields.get(f"tokenizer.{name}")
-            return otherwise if field is None else field.contents()
+            return file.field(f"tokenizer.{name}", otherwise)
 
         kind, cut = found("ggml.model"), found("ggml.pre", "gpt-2")
         if kind != "gpt2" or cut not in _CUTS:
@@ -106,6 +100,9 @@ class ModelTokenizer:
                 f"{path} has a tokenizer of the kind {kind!r}, cutting as {cut!r}; known are gpt2 with "
                 f"{', '.join(_CUTS)}: give the model's tokenizer.json beside it (--tokenizer)"
             )
+        missing = [name for name in ("ggml.tokens", "ggml.merges") if file.count(f"tokenizer.{name}") is None]
+        if missing:
+            raise ConfigError(f"{path} does not say tokenizer.{missing[0]}")
         texts: list[str] = found("ggml.tokens")
         kinds: list[int] = found("ggml.token_type", [1] * len(texts))
         merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in found("ggml.merges"))]

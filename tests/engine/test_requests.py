@@ -426,6 +426,22 @@ async def test_a_failure_of_the_engine_reaches_everybody() -> None:
         assert cache.stats().num_leases == 0
 
 
+@on_both_loops
+async def test_who_comes_after_the_engine_was_cancelled_does_not_wait_for_ever() -> None:
+    runner = HashRunner()
+    async with RadixCache(runner.cache_params(64, 1)) as cache:
+        with anyio.CancelScope() as around:
+            async with AsyncEngine(cache, runner) as engine:
+                await anyio.sleep(1)
+                around.cancel()
+                with anyio.CancelScope(shield=True):  # as of a server that says good-bye
+                    await anyio.sleep(1)
+                    with pytest.raises(EngineClosedError):
+                        engine.generate(OTHER)
+                    await engine.drain()
+        assert cache.stats().num_leases == 0
+
+
 def test_a_set_up_that_cannot_work_is_refused() -> None:
     runner = HashRunner()
     cache = RadixCache(runner.cache_params(64, 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -44,6 +45,18 @@ def test_top_p_leaves_the_unlikely_out(top_p: float, among: set[int]) -> None:
 
 def test_a_low_temperature_is_nearly_greedy_and_never_nan() -> None:
     assert set(drawn(SamplingParams(temperature=1e-9), 100)) == {1, 4}  # which are equally likely
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-308, 5e-324])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_lowest_temperatures_take_the_likeliest_too(temperature: float, sign: int) -> None:
+    logits = sign * torch.tensor([1.0, 30.0, 2.0, 29.0, 40.0, 0.5])
+    sampler = Sampler(SamplingParams(temperature=temperature), 1)
+    assert {sampler.choose(logits, position) for position in range(20)} == {int(logits.argmax())}
+
+
+def test_the_highest_temperature_makes_all_alike() -> None:
+    assert set(drawn(SamplingParams(temperature=sys.float_info.max), 200)) == set(range(5))
 
 
 def test_a_draw_depends_on_the_seed_and_the_place_alone() -> None:

@@ -111,6 +111,51 @@ def test_the_tokenizer_is_asked_about_the_last_tokens_only() -> None:
     assert tokenizer.most_asked <= 6
 
 
+SILENT = 256
+"""A special token, which is no text."""
+
+
+class BytesAndSilence(Bytes):
+    """Bytes, and special tokens that are left out."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        self.most_asked = max(self.most_asked, len(ids))
+        return super().decode([i for i in ids if i != SILENT])
+
+
+@pytest.mark.parametrize(
+    "tokens", [[0x80], [SILENT], [0xE2, 0x82], [0xF0, 0x9F, 0x98], [0xEF, 0xBF, 0xBD], [0xE2, SILENT, 0x82]]
+)
+@pytest.mark.parametrize("begin", [[], [*b"ab"], [0xE2], [0xE2, 0x82]])
+def test_what_is_no_text_is_decoded_once_however_long_it_goes_on(tokens: list[int], begin: list[int]) -> None:
+    """A generation of special tokens, or of bytes that make no characters, costs no more than one of words."""
+    tokenizer = BytesAndSilence()
+    stream = TextStream(tokenizer)
+    pushed, shown = begin + tokens * 200 + [*"€b".encode()], ""
+    for token in pushed:
+        stream.push(token)
+        assert stream.text.startswith(shown)
+        shown = stream.text
+    stream.finish()
+    assert tokenizer.most_asked <= 40
+    assert stream.text == tokenizer.decode(pushed)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_broken_text_comes_out_as_it_is_decoded_whole(seed: int) -> None:
+    chance = random.Random(seed)
+    alphabet = [0x80, 0x82, 0x9F, 0x98, 0xE2, 0xF0, 0xC3, 0xFF, 0xAC] + [SILENT] * (seed % 3) + [97] * (seed % 2)
+    tokens = chance.choices(alphabet, k=200)
+    tokenizer = BytesAndSilence()
+    stream, shown = TextStream(tokenizer), ""
+    for token in tokens:
+        stream.push(token)
+        assert stream.text.startswith(shown)
+        shown = stream.text
+    stream.finish()
+    assert stream.text == tokenizer.decode(tokens)
+
+
 class Words:
     """Each token is a word of its own."""
 
@@ -137,3 +182,34 @@ async def test_a_generation_has_its_text_and_ends_with_a_stop_text() -> None:
         answer = engine.generate(prompt, SamplingParams(max_tokens=4, stop=(stop,)))
         assert [token async for token in answer] == tokens[:4]
         assert (answer.finish_reason, answer.text) == ("length", Words().decode(tokens[:4]))
+
+
+class Stumbles(Words):
+    """Knows no word for one of the tokens."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def decode(self, ids: Sequence[int]) -> str:
+        if self.at in ids:
+            raise KeyError(self.at)
+        return super().decode(ids)
+
+
+@on_both_loops
+async def test_a_token_without_text_fails_its_own_request_alone() -> None:
+    tokens, others = expected([1, 2, 3], 6), expected([4, 5, 6], 6)
+    tokenizer = Stumbles(tokens[2])
+    async with working(HashRunner(), tokenizer=tokenizer) as (_, engine):
+        answer, other = (engine.generate(prompt, SamplingParams(max_tokens=6)) for prompt in ([1, 2, 3], [4, 5, 6]))
+        with pytest.raises(KeyError):
+            [token async for token in answer]
+        assert (answer.finish_reason, answer.token_ids) == (None, tokens[:3])
+        assert [token async for token in other] == others
+        # At the end as well, where what was held back is decoded once more.
+        stopped = engine.generate([1, 2, 3], SamplingParams(max_tokens=6, stop_token_ids=frozenset(tokens[1:2])))
+        assert await anext(stopped) == tokens[0]
+        tokenizer.at = tokens[0]
+        with pytest.raises(KeyError):
+            await anext(stopped)
+        assert (engine.stats().failed, engine.stats().finished) == (2, 1)

@@ -110,7 +110,7 @@ def test_long_runs_are_taken_and_given_page_by_page(page_size: int, data: st.Dat
             at = data.draw(st.integers(0, len(pages) - 1))
             free = [page for page in range(1, num_pages + 1) if not any(page in run for run in held)]
             between = [page for page in free if page - 1 in pages]
-            if between and data.draw(st.booleans()):  # free, and in line with its neighbours
+            if data.draw(st.booleans()) and between:  # free, and in line with its neighbours
                 pages.insert(pages.index(between[0] - 1) + 1, between[0])
             else:
                 wrong = data.draw(st.sampled_from([0, -1, num_pages + 1, 2**31, *free[:1], pages[at - 1]]))

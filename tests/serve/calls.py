@@ -110,6 +110,8 @@ class Caller:
             assert self.answer.status
             self.answer.body += message.get("body", b"")
             self.answer.is_whole = not message.get("more_body", False)
+            if self.answer.is_whole:
+                self.gone.set()  # as servers say it, though the client may well be there
             if self._heard is not None:
                 await self._heard(message.get("body", b""))
 

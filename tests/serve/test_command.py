@@ -19,8 +19,11 @@ import openai
 import pytest
 
 from aradix.cli import main
-from aradix.serve import running
+from aradix.engine import GGUFFile
+from aradix.errors import ConfigError
+from aradix.serve import ModelTokenizer, running
 from tests.serve.folders import small_llama
+from tests.serve.test_tokenizer import gguf_file
 from tests.support.places import ROOT
 from tests.support.smollm2 import needs_smollm2
 
@@ -86,6 +89,21 @@ def test_a_model_that_cannot_be_read_is_said(tmp_path: Path, model: Path, capsys
     assert "the chat template cannot be read" in last_line(capsys)
     assert main(["serve", "--model", str(model), "--num-slots", "15"]) == 2
     assert "holds no page of 16" in last_line(capsys)
+
+
+def test_a_file_is_parsed_once_for_its_weights_and_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def see(file: Any, *_: Any) -> Any:
+        seen.append(file)
+        if len(seen) == 2:
+            raise ConfigError("enough")
+
+    monkeypatch.setattr(ModelTokenizer, "from_gguf", see)
+    monkeypatch.setattr(running, "read_gguf", see)
+    assert main(["serve", "--model", str(gguf_file(tmp_path))]) == 2
+    assert isinstance(seen[0], GGUFFile)
+    assert seen[0] is seen[1]
 
 
 def test_a_port_that_is_taken_is_said(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -211,7 +229,8 @@ def test_it_answers_only_to_the_names_of_this_machine(serving: Callable[..., int
 @needs_smollm2
 def test_a_real_model_answers_openais_client_until_it_is_told_to_stop() -> None:
     command = [sys.executable, "-m", "aradix", "serve", "--port", "0", "--num-slots", "1024"]
-    environment = {**os.environ, "ARADIX_API_KEY": "secret"}
+    # Tiny products on two threads wait for each other longer than they compute.
+    environment = {**os.environ, "ARADIX_API_KEY": "secret", "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment) as server:
         try:
             assert server.stderr is not None

@@ -47,6 +47,14 @@ async def test_who_leaves_is_not_computed_for_any_longer(fields: dict[str, Any])
         assert metric((await ask(server.app, "/metrics")).body, "http_disconnects_total") == 1
 
 
+@pytest.mark.parametrize("fields", [{}, {"stream": True}, {"max_tokens": 0}])
+async def test_who_has_his_whole_answer_has_not_left(fields: dict[str, Any]) -> None:
+    async with served() as server:
+        for _ in range(3):
+            await ask(server.app, COMPLETE, {"prompt": "abcdefgh", "max_tokens": 3, **fields})
+        assert metric((await ask(server.app, "/metrics")).body, "http_disconnects_total") == 0
+
+
 async def test_who_leaves_while_a_step_runs_is_gone_before_it_ends() -> None:
     async with served() as server, anyio.create_task_group() as tasks:
         caller = Caller(server.app, "POST", COMPLETE, {**LONG, "stream": True})

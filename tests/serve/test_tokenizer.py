@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from aradix.engine import GGUFFile
 from aradix.engine.text import TextStream
 from aradix.errors import ConfigError
 from aradix.serve import ModelTokenizer
 from aradix.serve.tokenizer import pre_tokenizer_of
 from tests.serve.folders import tokenizer_folder
-from tests.support.smollm2 import needs_smollm2, weights_path
+from tests.support.smollm2 import needs_smollm2
 
 TEXTS = [
     "",
@@ -35,18 +35,19 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def smollm2_tokenizer() -> Iterator[ModelTokenizer]:
-    path = weights_path()
-    assert path is not None
-    return ModelTokenizer.from_gguf(path)  # type: ignore[return-value]
+def smollm2_tokenizer(smollm2_file: GGUFFile) -> ModelTokenizer:
+    return ModelTokenizer.from_gguf(smollm2_file)
 
 
 @needs_smollm2
-def test_tokens_are_those_of_the_reference(smollm2_tokenizer: ModelTokenizer) -> None:
+def test_tokens_are_those_of_the_reference(
+    smollm2_file: GGUFFile, smollm2_tokenizer: ModelTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from transformers import AutoTokenizer
 
-    path = weights_path()
-    assert path is not None
+    # The reference makes its own of what the file says, but does not parse it twice more.
+    monkeypatch.setattr("gguf.GGUFReader", lambda path: smollm2_file._reader)
+    path = smollm2_file.path
     reference = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     draw = random.Random(1)
     pieces = [text for text in TEXTS if text]
@@ -214,3 +215,24 @@ def test_a_file_says_what_begins_and_ends(tmp_path: Path, pre: str, fields: dict
 def test_a_tokenizer_that_is_not_known_is_refused_with_a_way_out(tmp_path: Path, fields: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=r"--tokenizer"):
         ModelTokenizer.from_gguf(gguf_file(tmp_path, **fields))
+
+
+@pytest.mark.parametrize("num_bytes", [0, 10, 24, 1000, -1000])
+def test_a_file_that_was_cut_short_is_said_to_be(tmp_path: Path, num_bytes: int) -> None:
+    path = gguf_file(tmp_path)
+    path.write_bytes(path.read_bytes()[:num_bytes])
+    with pytest.raises(ConfigError, match="no GGUF file, or cut short"):
+        ModelTokenizer.from_gguf(path)
+
+
+def test_a_file_without_merges_is_refused(tmp_path: Path) -> None:
+    import gguf
+
+    writer = gguf.GGUFWriter(str(tmp_path / "a.gguf"), "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(["a", "b"])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(ConfigError, match=r"does not say tokenizer\.ggml\.merges"):
+        ModelTokenizer.from_gguf(tmp_path / "a.gguf")

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from aradix import MHAKVPool
-from aradix.engine import LlamaModel
+from aradix.engine import GGUFFile, LlamaModel
 from aradix.engine.weights import read_gguf, smollm2_path
 from aradix.memory.kv_pool import Layout
 
@@ -32,15 +32,12 @@ class SmolLM2:
     """The engine's model in float32, with what tests ask of it. Every call computes on the calling thread.
 
     Args:
-        path: of the GGUF file; reading it takes a few seconds and 540 MB.
+        file: opened; reading it takes a few seconds and 540 MB.
     """
 
-    def __init__(self, path: Path) -> None:
-        import gguf
-
-        self.model: LlamaModel = read_gguf(path, torch.float32, "cpu")
-        reader = gguf.GGUFReader(path)
-        self.vocabulary: list[str] = reader.fields["tokenizer.ggml.tokens"].contents()
+    def __init__(self, file: GGUFFile) -> None:
+        self.model: LlamaModel = read_gguf(file, torch.float32, "cpu")
+        self.vocabulary: list[str] = file.field("tokenizer.ggml.tokens")
         self._ids = {text: i for i, text in enumerate(self.vocabulary)}
         self._cold: dict[tuple[tuple[int, ...], int], tuple[list[int], torch.Tensor]] = {}
 
