@@ -12,6 +12,8 @@ import torch
 
 from aradix import HostKVPool, MHAKVPool
 from aradix.errors import UsageError
+from aradix.memory.copiers import HostCopier
+from aradix.memory.kv_pool import Layout
 from aradix.memory.lines import LineStream, NativeCopier
 from aradix.memory.streams import HostStream
 from aradix.memory.transfer import Transfer
@@ -55,6 +57,26 @@ def test_copies_go_on_while_a_thread_keeps_the_interpreter_to_itself() -> None:
     assert pool.pages is not None
     assert host.pages is not None
     assert torch.equal(host.pages[3:7], pool.pages[3:7])
+    transfer.close()
+
+
+@pytest.mark.parametrize("copier", [HostCopier, NativeCopier])
+@pytest.mark.parametrize("layout", ["layer_first", "page_first"])
+def test_rows_of_one_byte_may_lie_apart(layout: Layout, copier: type[HostCopier]) -> None:
+    pool = MHAKVPool(4, 1, 2, 1, 1, dtype=torch.uint8, layout=layout)
+    host = HostKVPool(4, 1, pool)
+    pool.buffer.copy_(torch.arange(pool.buffer.numel()).view(pool.buffer.shape))
+    transfer = Transfer(pool, host, copier=copier())
+    there, back = np.arange(1, 4), np.array([2, 4, 1])
+    assert pool.pages is not None
+    assert host.pages is not None
+    stored = transfer.store(there, back)
+    stored.synchronize()
+    assert torch.equal(host.pages[[2, 4, 1]], pool.pages[1:4])
+    loaded = transfer.load(back, there[::-1].copy(), by_layer=True)
+    loaded.synchronize()
+    assert torch.equal(pool.pages[[3, 2, 1]], host.pages[[2, 4, 1]])
+    assert (stored.error, loaded.error) == (None, None)
     transfer.close()
 
 
