@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -107,6 +109,38 @@ def test_what_was_asked_of_a_mark_is_told_once_before_or_after() -> None:
     stream.close()
     assert marker.done()
     assert {word: told.count(word) for word in ("early", "second", "late")} == {"early": 50, "second": 50, "late": 50}
+
+
+@pytest.mark.parametrize("kind", [HostStream, LineStream])
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_thread_that_cannot_be_started_is_tried_again(
+    kind: type[HostStream], failing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+    tried: list[threading.Thread] = []
+
+    def start_but_one(thread: threading.Thread) -> None:
+        tried.append(thread)
+        if len(tried) == failing:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    stream = kind()
+    monkeypatch.setattr(threading.Thread, "start", start_but_one)
+    with contextlib.suppress(RuntimeError):
+        stream.mark()
+    if failing == 2:
+        other = kind()
+        tried.clear()
+        with contextlib.suppress(RuntimeError):
+            other.mark()
+        other.close()  # whichever of its threads is there ends
+    marker = stream.mark()
+    assert stream._thread is not None
+    told: list[str] = []
+    marker.add_done_callback(lambda _: told.append("reached"))
+    stream.close()
+    assert told == ["reached"]
 
 
 def test_pages_that_do_not_fit_are_refused() -> None:
