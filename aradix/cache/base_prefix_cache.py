@@ -82,15 +82,18 @@ class BasePrefixCache(abc.ABC):
             load_back: copy to the device what a tier below it holds, before the lease is entered; entering may then
                 wait for slots. A cache without such a tier has nothing to copy.
             join: wait, before the lease is entered, while another lease with `join=True` computes some of what this key
-                lacks: until that has committed as much as the two keys share, or has ended. Whoever is entered and
-                lacks something is waited for in turn, so of many leases that want the same one computes it, and if that
-                one fails, is cancelled or gives way, another goes on from what it committed. Commit each chunk as soon
-                as it is computed: others wait for it. A lease waits for none that its own task has entered, or that
-                waits in turn for one of these; a task that has a subtree exclusively waits for nobody.
+                lacks: until that has committed as much as the two keys share, in whole pages, or has ended. Whoever is
+                entered, stores and lacks a page is waited for in turn, so of many leases that want the same one
+                computes it, and if that one fails, is cancelled or gives way, another goes on from what it committed;
+                none of the others hears of the failure. Commit each chunk as soon as it is computed: others wait for
+                it. While it waits a lease holds neither pins nor slots, and with `reserve` its place in the queue for
+                them. It waits for none that its own task has entered, or that waits in turn for one of these; a task
+                that has a subtree exclusively waits for nobody. How long is not bounded but by `anyio.fail_after`.
+                `CacheStats` counts `num_joiners`, `joins`, `joined_tokens` and `join_takeovers`.
 
         Raises:
             InvalidKeyError: `key` is no `RadixKey`.
-            UsageError: a number that is negative or not an int.
+            UsageError: a number that is negative or not an int, a flag that is no bool.
             RequestTooLargeError: `reserve` can never fit.
             CacheClosedError: the cache is closed.
         """

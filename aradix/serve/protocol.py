@@ -251,7 +251,8 @@ def parsed(body: bytes, kind: type[_Asked]) -> _Asked:
         found = _WHERE.match(str(error))
         what, where = (found["what"], found["where"]) if found else (str(error), None)
         missing = re.search(r"missing required field `(\w+)`", what)
-        raise ApiError(400, what, param=where or (missing[1] if missing else None)) from None
+        message = f"{where}: {what[:1].lower()}{what[1:]}" if where else what
+        raise ApiError(400, message, param=where or (missing[1] if missing else None)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(400, f"the body of the request is not JSON that can be read: {error}") from None
     _check_supported(asked)

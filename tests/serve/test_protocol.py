@@ -65,6 +65,7 @@ def test_a_wrong_field_is_named(ask: Any, fields: dict[str, Any], param: str) ->
         ask(**fields)
     assert (caught.value.status, caught.value.param) == (400, param)
     assert "`$" not in caught.value.message
+    assert param.split("[")[0] in caught.value.message
 
 
 @pytest.mark.parametrize(
