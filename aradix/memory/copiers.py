@@ -178,7 +178,10 @@ def as_words(job: Job, layer: int | None) -> tuple[_Words, _Words]:
         arrays = [a.reshape(*a.shape[:-2], -1) for a in arrays]
     for word in (8, 4, 2):
         if all(
-            a.shape[-1] % word == 0 and a.ctypes.data % word == 0 and not any(s % word for s in a.strides[:-1])
+            a.strides[-1] == 1
+            and a.shape[-1] % word == 0
+            and a.ctypes.data % word == 0
+            and not any(s % word for s in a.strides[:-1])
             for a in arrays
         ):
             arrays = [a.view(f"u{word}") for a in arrays]

@@ -72,9 +72,11 @@ class LineStream(HostStream):
         super().__init__(name, self._line)
 
     def _start(self) -> None:
+        if self._teller is None:  # else it is there, and the other one could not be started
+            teller = threading.Thread(target=_tell, args=(self._line,), name=f"{self.name} told", daemon=True)
+            teller.start()
+            self._teller = teller
         super()._start()
-        self._teller = threading.Thread(target=_tell, args=(self._line,), name=f"{self.name} told", daemon=True)
-        self._teller.start()
 
     def launch_copy(self, views: _native.PageViews, source_pages: Sequence[int], target_pages: Sequence[int]) -> None:
         """Queues the copy of pages. `UsageError` once the stream is closed, `IndexError` for pages that are none."""
@@ -89,6 +91,8 @@ class LineStream(HostStream):
     def close(self) -> None:
         """As `HostStream.close`; who was to be told of what ran has been told."""
         super().close()
+        if self._thread is None and self._teller is not None:
+            self._line.get()  # the end, which nobody else would come to
         if self._teller is not None and self._teller is not threading.current_thread():
             self._teller.join()
 

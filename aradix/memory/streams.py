@@ -110,8 +110,9 @@ class HostStream:
             put(*what)
 
     def _start(self) -> None:
-        self._thread = threading.Thread(target=_run, args=(self._steps,), name=self.name, daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=_run, args=(self._steps,), name=self.name, daemon=True)
+        thread.start()
+        self._thread = thread  # only now: where it cannot be started, the next step tries again
 
     def mark(self) -> Marker:
         """A point that is reached once all that this stream was given so far has run."""

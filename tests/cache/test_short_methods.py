@@ -391,6 +391,30 @@ async def test_the_background_evictor_hears_of_a_pool_that_is_low() -> None:
         cache.check()
 
 
+@pytest.mark.parametrize(("name", "arguments"), [("send", (None,)), ("throw", (KeyError("mine"),)), ("close", ())])
+async def test_a_call_that_runs_is_not_to_be_run_from_inside(name: str, arguments: tuple[Any, ...]) -> None:
+    params = CacheInitParams(SlotAllocator(64), tree_core="cpp", enable_kv_cache_events=True)
+    errors: list[ValueError] = []
+
+    def meddle() -> None:
+        try:
+            getattr(call, name)(*arguments)
+        except ValueError as error:
+            errors.append(error)
+
+    async with RadixCache(params) as cache:
+        await turn(cache, key(range(60)))
+        async with cache.lease(key(range(100, 130))) as lease:
+            cache.take_events()
+            call = lease.allocate(30)
+            cache._core.on_event = meddle
+            await call  # which evicts, and tells of that
+            cache._core.on_event = None
+            assert [str(error) for error in errors] == ["coroutine already executing"]
+            assert lease.num_tokens == 30
+        cache.check()
+
+
 async def test_subclasses_are_asked_by_their_own_methods() -> None:
     told: list[str] = []
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,8 @@ import torch
 
 from aradix import HostKVPool, MHAKVPool
 from aradix.errors import UsageError
+from aradix.memory.copiers import HostCopier
+from aradix.memory.kv_pool import Layout
 from aradix.memory.lines import LineStream, NativeCopier
 from aradix.memory.streams import HostStream
 from aradix.memory.transfer import Transfer
@@ -58,6 +62,26 @@ def test_copies_go_on_while_a_thread_keeps_the_interpreter_to_itself() -> None:
     transfer.close()
 
 
+@pytest.mark.parametrize("copier", [HostCopier, NativeCopier])
+@pytest.mark.parametrize("layout", ["layer_first", "page_first"])
+def test_rows_of_one_byte_may_lie_apart(layout: Layout, copier: type[HostCopier]) -> None:
+    pool = MHAKVPool(4, 1, 2, 1, 1, dtype=torch.uint8, layout=layout)
+    host = HostKVPool(4, 1, pool)
+    pool.buffer.copy_(torch.arange(pool.buffer.numel()).view(pool.buffer.shape))
+    transfer = Transfer(pool, host, copier=copier())
+    there, back = np.arange(1, 4), np.array([2, 4, 1])
+    assert pool.pages is not None
+    assert host.pages is not None
+    stored = transfer.store(there, back)
+    stored.synchronize()
+    assert torch.equal(host.pages[[2, 4, 1]], pool.pages[1:4])
+    loaded = transfer.load(back, there[::-1].copy(), by_layer=True)
+    loaded.synchronize()
+    assert torch.equal(pool.pages[[3, 2, 1]], host.pages[[2, 4, 1]])
+    assert (stored.error, loaded.error) == (None, None)
+    transfer.close()
+
+
 def test_streams_of_both_kinds_wait_for_one_another() -> None:
     plain, compiled = HostStream(), LineStream()
     seen: list[int] = []
@@ -85,6 +109,38 @@ def test_what_was_asked_of_a_mark_is_told_once_before_or_after() -> None:
     stream.close()
     assert marker.done()
     assert {word: told.count(word) for word in ("early", "second", "late")} == {"early": 50, "second": 50, "late": 50}
+
+
+@pytest.mark.parametrize("kind", [HostStream, LineStream])
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_thread_that_cannot_be_started_is_tried_again(
+    kind: type[HostStream], failing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+    tried: list[threading.Thread] = []
+
+    def start_but_one(thread: threading.Thread) -> None:
+        tried.append(thread)
+        if len(tried) == failing:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    stream = kind()
+    monkeypatch.setattr(threading.Thread, "start", start_but_one)
+    with contextlib.suppress(RuntimeError):
+        stream.mark()
+    if failing == 2:
+        other = kind()
+        tried.clear()
+        with contextlib.suppress(RuntimeError):
+            other.mark()
+        other.close()  # whichever of its threads is there ends
+    marker = stream.mark()
+    assert stream._thread is not None
+    told: list[str] = []
+    marker.add_done_callback(lambda _: told.append("reached"))
+    stream.close()
+    assert told == ["reached"]
 
 
 def test_pages_that_do_not_fit_are_refused() -> None:

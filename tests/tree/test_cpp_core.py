@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import subprocess
 import sys
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +24,8 @@ from aradix.tree.audit import audit_tree
 from aradix.tree.protocol import Ready, TreeCore
 
 pytestmark = pytest.mark.skipif(cpp_core_error() is not None, reason="the core was not compiled")
+
+ROOT = Path(__file__).parents[2]
 
 
 def made(**settings: Any) -> TreeCore:
@@ -84,6 +88,35 @@ def test_a_long_compare_lets_other_threads_run_but_not_into_the_tree() -> None:
     thread.join()
     assert "in the middle of a step" in meanwhile[0]
     assert audit_tree(core, {}).problems == []
+
+
+# The interpreter ends while a thread hashes what was recorded, or compares a prompt again and again.
+ENDS_MEANWHILE = """
+import sys, threading
+import numpy as np
+from aradix.keys import RadixKey
+from aradix.tree import make_core
+tokens = np.arange(1 << 23, dtype=np.int32)
+core = make_core("cpp", policy="lru", page_size=int(sys.argv[2]), record_events=True)
+core.insert(RadixKey(tokens), np.arange(len(tokens)))
+recorded, key, begun = core.take_recorded(), RadixKey(tokens), threading.Event()
+def hash_pages():
+    begun.set()
+    list(recorded)
+def compare():
+    while True:
+        core.peek(key)
+        begun.set()
+threading.Thread(target=globals()[sys.argv[1]], daemon=True).start()
+begun.wait()
+"""
+
+
+@pytest.mark.parametrize(("busy_with", "page_size"), [("hash_pages", 8), ("compare", 1 << 20)])
+def test_an_interpreter_that_ends_while_a_thread_works_without_it_just_ends(busy_with: str, page_size: int) -> None:
+    command = [sys.executable, "-c", ENDS_MEANWHILE, busy_with, str(page_size)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 class Event:

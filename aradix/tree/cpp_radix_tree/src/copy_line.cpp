@@ -91,17 +91,19 @@ PageViews::PageViews(nb::object source, nb::object target)
     bool fits = PyArray_NDIM(to) == last + 1 && PyArray_ITEMSIZE(from) == PyArray_ITEMSIZE(to) && PyArray_ISWRITEABLE(to);
     for (int dim = 1; fits && dim <= last; ++dim)
         fits = PyArray_DIM(from, dim) == PyArray_DIM(to, dim) && PyArray_DIM(from, dim) > 0;
-    if (!fits || PyArray_STRIDE(from, last) != PyArray_ITEMSIZE(from) || PyArray_STRIDE(to, last) != PyArray_ITEMSIZE(to))
-        throw nb::value_error("pages must have one shape, the last dimension in one piece, and targets be writable");
+    if (!fits)
+        throw nb::value_error("pages must have one shape, and targets be writable");
+    const npy_intp item_bytes = PyArray_ITEMSIZE(from);
+    bool in_one_piece = PyArray_STRIDE(from, last) == item_bytes && PyArray_STRIDE(to, last) == item_bytes;
     source_ = static_cast<const char *>(PyArray_DATA(from));
     target_ = static_cast<char *>(PyArray_DATA(to));
     num_source_pages = PyArray_DIM(from, 0);
     num_target_pages = PyArray_DIM(to, 0);
     source_stride_ = PyArray_STRIDE(from, 0);
     target_stride_ = PyArray_STRIDE(to, 0);
-    piece_bytes_ = static_cast<size_t>(PyArray_DIM(from, last) * PyArray_ITEMSIZE(from));
+    piece_bytes_ = static_cast<size_t>(in_one_piece ? PyArray_DIM(from, last) * item_bytes : item_bytes);
     pieces_.push_back({0, 0});
-    for (int dim = 1; dim < last; ++dim) {
+    for (int dim = 1; dim < (in_one_piece ? last : last + 1); ++dim) {
         std::vector<Piece> outer;
         outer.swap(pieces_);
         for (const Piece &piece : outer)

@@ -4,6 +4,8 @@
 
 #include <optional>
 
+#include "unlocked.hpp"
+
 namespace aradix {
 namespace {
 
@@ -57,7 +59,7 @@ nb::object RecordedEvents::list() {
     if (log == nullptr)
         return nb::list();  // cleared by the collector
     {
-        std::optional<nb::gil_scoped_release> unlocked;
+        std::optional<Unlocked> unlocked;
         if (PyThread_get_thread_ident() != thread_)
             unlocked.emplace();
         hash_all(*log);

@@ -313,6 +313,14 @@ void drop_arguments(Coroutine *call) {
         Py_CLEAR(argument);
 }
 
+// Something that the plain case calls may reach for the coroutine that it belongs to.
+bool is_running(const Coroutine *call) {
+    if (!call->begun || call->over || call->inner != nullptr)
+        return false;
+    PyErr_SetString(PyExc_ValueError, "coroutine already executing");
+    return true;
+}
+
 // Make the coroutine of the function in Python; it has not begun then.
 bool go_slowly(Coroutine *call) {
     call->begun = true;
@@ -329,6 +337,8 @@ PySendResult send_value(PyObject *self, PyObject *value, PyObject **result) {
         PyErr_SetString(PyExc_RuntimeError, "cannot reuse already awaited coroutine");
         return PYGEN_ERROR;
     }
+    if (is_running(call))
+        return PYGEN_ERROR;
     if (!call->begun) {
         if (value != Py_None) {
             PyErr_SetString(PyExc_TypeError, "can't send non-None value to a just-started coroutine");
@@ -346,10 +356,6 @@ PySendResult send_value(PyObject *self, PyObject *value, PyObject **result) {
         }
         if (!go_slowly(call))
             return PYGEN_ERROR;
-    }
-    if (call->inner == nullptr) {
-        PyErr_SetString(PyExc_ValueError, "coroutine already executing");
-        return PYGEN_ERROR;
     }
     PySendResult sent = PyIter_Send(call->inner, value, result);
     call->over = sent != PYGEN_NEXT;
@@ -378,7 +384,7 @@ PyObject *throw_error(PyObject *self, PyObject *arguments) {
         PyErr_SetString(PyExc_RuntimeError, "cannot reuse already awaited coroutine");
         return nullptr;
     }
-    if (!call->begun && !go_slowly(call))
+    if (is_running(call) || (!call->begun && !go_slowly(call)))
         return nullptr;
     nb::object thrower = nb::steal(PyObject_GetAttrString(call->inner, "throw"));
     PyObject *result = thrower.is_valid() ? PyObject_Call(thrower.ptr(), arguments, nullptr) : nullptr;
@@ -388,6 +394,8 @@ PyObject *throw_error(PyObject *self, PyObject *arguments) {
 
 PyObject *close_call(PyObject *self, PyObject *) {
     Coroutine *call = coroutine(self);
+    if (is_running(call))
+        return nullptr;
     call->begun = call->over = true;
     drop_arguments(call);
     if (call->inner == nullptr)

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "unlocked.hpp"
+
 namespace aradix {
 namespace {
 
@@ -20,7 +22,7 @@ constexpr size_t kLongCompare = size_t{1} << 25;
 size_t difference_without_gil(const uint8_t *first, const uint8_t *second, size_t size) {
     if (size < kLongCompare)
         return first_difference(first, second, size);
-    nb::gil_scoped_release others_run;
+    Unlocked others_run;
     return first_difference(first, second, size);
 }
 
