@@ -129,7 +129,7 @@ class Priority:
 class SLRU:
     """Segmented LRU: what was hit twice or more outlives what was not; each segment goes by recency.
 
-    As in SGLang, the protected segment may be all of the cache; the paper bounds it.
+    The protected segment may be all of the cache, where the paper bounds it.
 
     Source: Karedla, Love and Wherry, "Caching strategies to improve disk system performance" (1994).
     """
