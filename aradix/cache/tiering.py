@@ -66,7 +66,7 @@ class Tiers:
         self._leases = leases
         self._writes_back = params.write_policy == "write_back"
         self._is_hasty = False
-        self._backup_waiters: set[anyio.Event] = set()
+        self._backup_waiters: dict[anyio.Event, None] = {}  # in the order in which they came, which a set has not
         stream = self.transfer.load_stream if params.streams else None
         if params.streams and isinstance(stream, HostStream) and not isinstance(params.streams[0], HostStream):
             raise ConfigError(
@@ -178,11 +178,11 @@ class Tiers:
     async def wait_for_backup(self) -> None:
         """Wait until the next copy to the host has ended."""
         event = anyio.Event()
-        self._backup_waiters.add(event)
+        self._backup_waiters[event] = None
         try:
             await event.wait()
         finally:
-            self._backup_waiters.discard(event)
+            self._backup_waiters.pop(event, None)
 
     # ---- hearing of it ----
 
