@@ -203,13 +203,16 @@ class _Run:
 
     async def _come_to_rest(self, site: Site) -> None:
         """Wait for what the cache does by itself: evicting, and copies that begin further ones as they end."""
-        num_quiet = 0
+        num_quiet, before = 0, None
         for _ in range(_MAX_ROUNDS):
             await site.pause(2)
             site.kernels.finish()
             stats = site.cache.stats()
-            num_quiet = 0 if stats.storing + stats.loading + stats.protected else num_quiet + 1
-            if num_quiet == 2:  # the end of a copy may have woken the evictor
+            is_busy = stats.storing + stats.loading + stats.protected > 0
+            # What ended just now may have woken the evictor, and the sinks have not been told of it.
+            num_quiet = 0 if is_busy or stats != before else num_quiet + 1
+            before = stats
+            if num_quiet == 2:
                 return
         raise self.book.fail("leak", f"nothing is asked for, but the cache does not come to rest: {site.cache.stats()}")
 
