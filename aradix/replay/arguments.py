@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
 from pathlib import Path
 
+from aradix.arguments import above_zero, at_least
 from aradix.policies import POLICIES
 from aradix.replay.models import MODELS, VALUE_BYTES
 from aradix.replay.optimal import OPTIMAL
@@ -51,32 +51,6 @@ def _watermarks(text: str) -> tuple[float, float]:
     return low, high
 
 
-def _at_least(least: int, what: str) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            number = least - 1
-        if number < least:
-            raise argparse.ArgumentTypeError(f"{what} is a whole number of at least {least}, got {text!r}")
-        return number
-
-    return parse
-
-
-def _above_zero(what: str) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        try:
-            number = float(text)
-        except ValueError:
-            number = 0.0
-        if not 0 < number < math.inf:
-            raise argparse.ArgumentTypeError(f"{what} is a number above 0, got {text!r}")
-        return number
-
-    return parse
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Give a parser the arguments of `aradix replay`."""
     parser.add_argument(
@@ -95,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--page-size",
-        type=_at_least(1, "a page"),
+        type=at_least(1, "a page"),
         metavar="P",
         help="tokens a page (default: the trace's own block, or 16 where ids are tokens)",
     )
@@ -108,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--concurrency",
-        type=_at_least(1, "the concurrency"),
+        type=at_least(1, "the concurrency"),
         default=8,
         metavar="N",
         help="requests in flight (default: 8)",
@@ -144,13 +118,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--limit",
-        type=_at_least(1, "the limit"),
+        type=at_least(1, "the limit"),
         metavar="N",
         help=f"the first N requests only (default: all; {BUILT_IN_REQUESTS} of the built-in workload)",
     )
     parser.add_argument(
         "--seed",
-        type=_at_least(0, "the seed"),
+        type=at_least(0, "the seed"),
         default=0,
         metavar="N",
         help="of the built-in workload, and of when sessions begin that do not say it (default: 0)",
@@ -168,13 +142,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--pace",
-        type=_above_zero("a pace"),
+        type=above_zero("a pace"),
         metavar="N",
         help="requests begun a second at most (default: as many as there can be; 100 with --inspect)",
     )
     parser.add_argument(
         "--jobs",
-        type=_at_least(1, "the number of jobs"),
+        type=at_least(1, "the number of jobs"),
         metavar="N",
         help="runs side by side, each in a process of its own (default: as there are cores, or 1 if runs are short)",
     )
@@ -199,7 +173,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     shape.add_argument(
         "--kv-bytes-per-token",
-        type=_above_zero("KV bytes per token"),
+        type=above_zero("KV bytes per token"),
         metavar="N",
         help="show capacities in bytes, of a model whose KV takes N a token",
     )
@@ -208,7 +182,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     worth.add_argument(
         "--prefill-tokens-per-s",
-        type=_above_zero("a rate of prefill"),
+        type=above_zero("a rate of prefill"),
         metavar="N",
         help="show the seconds of prefill that hits spare an engine that computes N tokens a second",
     )

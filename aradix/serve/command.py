@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
 from pathlib import Path
 
+from aradix.arguments import at_least
 from aradix.errors import ConfigError
 from aradix.policies import POLICIES
 
@@ -15,19 +15,6 @@ __all__ = ["add_arguments", "run"]
 _HINT = "the server needs some more packages: pip install 'aradix[serve]'"
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
-
-
-def _whole(least: int, what: str) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            number = int(float(text)) if re.fullmatch(r"\d+(\.\d+)?e\d+", text) else int(text)
-        except ValueError:
-            number = least - 1
-        if number < least:
-            raise argparse.ArgumentTypeError(f"{what} is a whole number of at least {least}, got {text!r}")
-        return number
-
-    return parse
 
 
 def _bytes(text: str) -> int:
@@ -95,17 +82,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     web.add_argument("--show-tokens", action="store_true", help="token ids in the inspector: prompts, in other words")
 
     engine = parser.add_argument_group("the engine")
-    engine.add_argument("--max-batch-size", type=_whole(1, "a batch"), default=8, metavar="N", help="(default: 8)")
+    engine.add_argument("--max-batch-size", type=at_least(1, "a batch"), default=8, metavar="N", help="(default: 8)")
     engine.add_argument(
         "--max-waiting",
-        type=_whole(0, "a queue"),
+        type=at_least(0, "a queue"),
         default=256,
         metavar="N",
         help="requests that may wait; beyond them the answer is 429 (default: 256)",
     )
     engine.add_argument(
         "--chunk-tokens",
-        type=_whole(1, "a chunk"),
+        type=at_least(1, "a chunk"),
         default=512,
         metavar="N",
         help="tokens of prompts in a step, at most (default: 512)",
@@ -113,16 +100,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     cache = parser.add_argument_group("the cache")
     size = cache.add_mutually_exclusive_group()
-    size.add_argument("--num-slots", type=_whole(1, "a pool"), metavar="N", help="tokens whose KV fits")
+    size.add_argument("--num-slots", type=at_least(1, "a pool"), metavar="N", help="tokens whose KV fits")
     size.add_argument(
         "--kv-bytes",
         type=_bytes,
         metavar="N",
         help="memory for KV (default: 1GiB on the CPU, four fifths of what is free on CUDA)",
     )
-    cache.add_argument("--page-size", type=_whole(1, "a page"), default=16, metavar="P", help="(default: 16)")
+    cache.add_argument("--page-size", type=at_least(1, "a page"), default=16, metavar="P", help="(default: 16)")
     cache.add_argument("--policy", choices=tuple(POLICIES), default="lru", help="of eviction (default: lru)")
-    cache.add_argument("--host-capacity", type=_whole(1, "a host tier"), metavar="N", help="tokens kept on the host")
+    cache.add_argument("--host-capacity", type=at_least(1, "a host tier"), metavar="N", help="tokens kept on the host")
     cache.add_argument(
         "--write-policy",
         choices=WRITE_POLICIES,

@@ -20,6 +20,7 @@ FLOORS = {
     "events": 0,
     "policies": 0,
     "short_method": 0,
+    "arguments": 0,
     "tree": 1,
     "memory": 1,
     "cache": 2,
@@ -42,6 +43,7 @@ FOREIGN: dict[str, set[str]] = {
     "events": {"torch", *_EVENT_LOOPS},
     "policies": {"torch", *_EVENT_LOOPS},
     "short_method": {"torch", *_EVENT_LOOPS},
+    "arguments": {"torch", *_EVENT_LOOPS},
     "tree": {"torch", *_EVENT_LOOPS},
     "memory": _EVENT_LOOPS,
     # A store waits for disks and networks; the cache above it must not see how.
@@ -49,7 +51,7 @@ FOREIGN: dict[str, set[str]] = {
 }
 """Distributions that a part of the package must not import; a folder inside one may have a row of its own."""
 
-NEVER_WAIT = {"errors", "keys", "params", "events", "policies", "short_method", "tree", "memory"}
+NEVER_WAIT = {"errors", "keys", "params", "events", "policies", "short_method", "arguments", "tree", "memory"}
 MAY_WAIT = {"memory/storage"}
 BANNED_STEMS = {"util", "utils"}
 MAX_LINES = 500
