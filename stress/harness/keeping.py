@@ -182,8 +182,10 @@ class _Run:
                 with claims.asks(namespace, more, 0):
                     await lease.allocate(more)
                     claims.shown(standing, lease.slots.tolist(), standing.published)
-            lease.commit(radix_key(tokens[: lease.num_tokens], namespace))
-            claims.shown(standing, lease.slots.tolist(), lease.node.depth)
+            # A commit serves who waits in its own step, and by then may stand on what others had published.
+            with claims.asks(namespace, 0, lease.num_tokens):
+                lease.commit(radix_key(tokens[: lease.num_tokens], namespace))
+                claims.shown(standing, lease.slots.tolist(), lease.node.depth)
             self._look()
             if more <= 0:
                 return
