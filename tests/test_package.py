@@ -39,7 +39,7 @@ PUBLIC = {
     "SlotAllocator",
 }
 TRY_IT = "python3 -m venv .venv && .venv/bin/pip install '.[cli]' && .venv/bin/aradix replay"
-TEST_IT = "python3 -m venv .venv && .venv/bin/pip install -e '.[test]' && .venv/bin/python -m pytest"
+TEST_IT = "python3 -m venv .venv && .venv/bin/pip install -e '.[test]' && .venv/bin/python -m pytest -n logical"
 
 
 def test_the_readme_has_the_two_commands_on_lines_of_their_own() -> None:
