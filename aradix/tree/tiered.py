@@ -44,7 +44,7 @@ job's end revalidates instead of locking the tree meanwhile is this project's ow
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 from aradix.keys import Namespace, RadixKey
 from aradix.params import NodeRef
@@ -163,7 +163,6 @@ class JobView(NamedTuple):
     end: int
 
 
-@runtime_checkable
 class TieredCore(TreeCore, Protocol):
     """A radix tree whose nodes may have a host copy. See the module's docstring for what holds for every method.
 
