@@ -17,7 +17,7 @@ import numpy as np
 from aradix.errors import InvariantError
 from aradix.events import BlockRemoved, BlockStored, KVCacheEvent
 from aradix.keys import TOKEN_BYTES, Namespace
-from aradix.observe.wire import Cleared, Removed, Stored, WireEvent
+from aradix.observe.wire import HASH_BYTES, Cleared, Removed, Stored, WireEvent, pack_hashes, unpack_hashes
 
 __all__ = ["BlockBook", "CutBlocks", "PageBlocks", "make_blocks"]
 
@@ -29,18 +29,12 @@ class _Block(NamedTuple):
 
 
 def _short(digest: bytes) -> int:
-    return int.from_bytes(digest[:8], "big")
+    return int.from_bytes(digest[:HASH_BYTES], "big")
 
 
-def _shorts(digests: bytes) -> list[int]:
+def _shorts(digests: bytes) -> bytes:
     """The first 64 bits of each digest of a run."""
-    shorts: list[int] = np.frombuffer(digests, ">u8")[::4].tolist()
-    return shorts
-
-
-def _ids(tokens: bytes) -> list[int]:
-    ids: list[int] = np.frombuffer(tokens, np.int32).tolist()
-    return ids
+    return np.frombuffer(digests, np.uint64)[::4].tobytes()
 
 
 class BlockBook(abc.ABC):
@@ -121,7 +115,7 @@ def _chains(blocks: Iterable[tuple[int, _Block]], medium: str) -> Iterator[Store
 def _chain(chain: list[tuple[int, _Block]], medium: str) -> Stored:
     first = chain[0][1]
     tokens = b"".join(block.tokens for _, block in chain)
-    return Stored([block_hash for block_hash, _ in chain], first.parent, _ids(tokens), first.namespace, medium)
+    return Stored(pack_hashes([block_hash for block_hash, _ in chain]), first.parent, tokens, first.namespace, medium)
 
 
 class PageBlocks(BlockBook):
@@ -131,8 +125,8 @@ class PageBlocks(BlockBook):
         hashes = _shorts(event.digests)
         parent = None if event.parent_block_hash is None else _short(event.parent_block_hash)
         if self._keeps:
-            self._keep(hashes, parent, event)
-        return [Stored(hashes, parent, event.token_ids, event.namespace, event.medium)]
+            self._keep(unpack_hashes(hashes), parent, event)
+        return [Stored(hashes, parent, event.tokens, event.namespace, event.medium)]
 
     def _keep(self, hashes: list[int], parent: int | None, event: BlockStored) -> None:
         tokens, size = event.tokens, self.block_size * TOKEN_BYTES
@@ -147,7 +141,7 @@ class PageBlocks(BlockBook):
         hashes = _shorts(event.digests)
         if self._keeps:
             counts = self._media.get(event.medium, {})
-            for block_hash in hashes:
+            for block_hash in unpack_hashes(hashes):
                 if block_hash in counts:
                     self._unlist(block_hash, event.medium)
         return [Removed(hashes, event.medium)]
@@ -190,7 +184,7 @@ class CutBlocks(BlockBook):
         tokens = event.tokens
         here = self._pages_on.setdefault(event.medium, set())
         fresh: list[tuple[int, _Block]] = []
-        for index, key in enumerate(_shorts(event.digests)):
+        for index, key in enumerate(unpack_hashes(_shorts(event.digests))):
             known = self._pages.get(key)
             page, blocks = self._cut(page, tokens[index * size : (index + 1) * size], event.namespace)
             if known is None:
@@ -222,14 +216,14 @@ class CutBlocks(BlockBook):
     def _removed(self, event: BlockRemoved) -> list[WireEvent]:
         here = self._pages_on.get(event.medium, set())
         gone: list[int] = []
-        for key in _shorts(event.digests):
+        for key in unpack_hashes(_shorts(event.digests)):
             if key not in here:
                 continue
             here.remove(key)
             gone += [block_hash for block_hash in self._pages[key].ends if self._unlist(block_hash, event.medium)]
             if not any(key in others for others in self._pages_on.values()):
                 del self._pages[key]
-        return [Removed(gone, event.medium)] if gone else []
+        return [Removed(pack_hashes(gone), event.medium)] if gone else []
 
 
 def make_blocks(page_size: int, block_size: int, *, is_bigram: bool, keeps: bool) -> BlockBook:

@@ -11,33 +11,78 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+import numpy as np
 
 from aradix.errors import ConfigError
 from aradix.keys import Namespace
 
-__all__ = ["Cleared", "Removed", "Stored", "Wire", "WireEvent", "batch_encoder", "wire_names"]
+try:
+    from aradix._native import msgpack_hashes, msgpack_ids
+except ImportError:  # not compiled, or it does not load; `aradix.tree` says so
+
+    def msgpack_hashes(hashes: bytes) -> bytes:
+        return msgspec.msgpack.encode(unpack_hashes(hashes))
+
+    def msgpack_ids(tokens: bytes) -> bytes:
+        return msgspec.msgpack.encode(np.frombuffer(tokens, np.int32).tolist())
+
+
+__all__ = [
+    "HASH_BYTES",
+    "Cleared",
+    "Removed",
+    "Stored",
+    "Wire",
+    "WireEvent",
+    "batch_encoder",
+    "pack_hashes",
+    "unpack_hashes",
+    "wire_names",
+]
+
+HASH_BYTES = 8
 
 Wire = Literal["map", "array"]
 
+_NO_NAMES = Namespace()
 _OWN_SALT = "aradix:"
 _ARRAY_SALT = "dynamo-cache-salt:"
 """An array has no field for the salt. Dynamo's indexer finds it in `extra_keys` if it is marked so, and else not."""
 
 
-class Stored(NamedTuple):
-    """Blocks in a chain that a medium holds from now on; `token_ids` of all of them, flat."""
+def pack_hashes(hashes: list[int]) -> bytes:
+    """Hashes as events have them: 8 bytes each, the highest first."""
+    return np.array(hashes, ">u8").tobytes()
 
-    hashes: list[int]
+
+def unpack_hashes(hashes: bytes) -> list[int]:
+    """What `pack_hashes` was given."""
+    unpacked: list[int] = np.frombuffer(hashes, ">u8").tolist()
+    return unpacked
+
+
+class Stored(NamedTuple):
+    """Blocks in a chain that a medium holds from now on. Nothing is unpacked on its way: that is most of the work.
+
+    Args:
+        hashes: of the blocks, packed.
+        parent: the hash of the block before them, `None` at a root.
+        tokens: the ids of all of them as int32.
+        namespace: they were cached in.
+        medium: that holds them.
+    """
+
+    hashes: bytes
     parent: int | None
-    token_ids: list[int]
+    tokens: bytes
     namespace: Namespace
     medium: str
 
 
 class Removed(NamedTuple):
-    """Blocks that a medium holds no more."""
+    """Blocks that a medium holds no more; `hashes` as in `Stored`."""
 
-    hashes: list[int]
+    hashes: bytes
     medium: str
 
 
@@ -49,9 +94,9 @@ WireEvent = Stored | Removed | Cleared
 
 
 class _StoredMap(msgspec.Struct, tag_field="type", tag="BlockStored", omit_defaults=True):
-    block_hashes: list[int]
+    block_hashes: msgspec.Raw
     parent_block_hash: int | None
-    token_ids: list[int]
+    token_ids: msgspec.Raw
     block_size: int
     lora_id: int | None
     medium: str
@@ -61,7 +106,7 @@ class _StoredMap(msgspec.Struct, tag_field="type", tag="BlockStored", omit_defau
 
 
 class _RemovedMap(msgspec.Struct, tag_field="type", tag="BlockRemoved"):
-    block_hashes: list[int]
+    block_hashes: msgspec.Raw
     medium: str
 
 
@@ -81,6 +126,8 @@ def wire_names(namespace: Namespace) -> tuple[str | None, str | None]:
     no plain strings) goes into the salt as well, which is then `aradix:` and a JSON object: a router that asks about
     such a namespace has to ask with what this function gives. Does not wait.
     """
+    if namespace == _NO_NAMES:
+        return None, None
     lora = str(namespace.lora) if _travels(namespace.lora) else None
     rest = {name: value for name, value in namespace._asdict().items() if value is not None}
     if lora is not None:
@@ -93,14 +140,26 @@ def wire_names(namespace: Namespace) -> tuple[str | None, str | None]:
     return lora, _OWN_SALT + json.dumps(rest, sort_keys=True, separators=(",", ":"))
 
 
+def _hashes(event: Stored | Removed) -> msgspec.Raw:
+    return msgspec.Raw(msgpack_hashes(event.hashes))
+
+
+def _ids(event: Stored) -> msgspec.Raw:
+    return msgspec.Raw(msgpack_ids(event.tokens))
+
+
+def _keys_of_all(event: Stored, first: list[str] | None) -> list[list[str] | None]:
+    """The extra keys of the first block, and none of those behind it."""
+    return [first, *[None] * (len(event.hashes) // HASH_BYTES - 1)]
+
+
 def _stored_map(event: Stored, block_size: int) -> _StoredMap:
     lora, salt = wire_names(event.namespace)
-    wired = _StoredMap(event.hashes, event.parent, event.token_ids, block_size, None, event.medium, lora)
+    wired = _StoredMap(_hashes(event), event.parent, _ids(event), block_size, None, event.medium, lora)
     if salt is not None:
         wired.cache_salt = salt
         # As vLLM has it: the block hashes are a chain, so that only the first block of a prompt names the salt.
-        first = [salt] if event.parent is None else None
-        wired.extra_keys = [first, *[None] * (len(event.hashes) - 1)]
+        wired.extra_keys = _keys_of_all(event, [salt] if event.parent is None else None)
     return wired
 
 
@@ -108,7 +167,7 @@ def _as_map(event: WireEvent, block_size: int) -> Any:
     if isinstance(event, Stored):
         return _stored_map(event, block_size)
     if isinstance(event, Removed):
-        return _RemovedMap(event.hashes, event.medium)
+        return _RemovedMap(_hashes(event), event.medium)
     return _ClearedMap()
 
 
@@ -117,20 +176,20 @@ def _as_array(event: WireEvent, block_size: int) -> Any:
         lora, salt = wire_names(event.namespace)
         array: list[Any] = [
             "BlockStored",
-            event.hashes,
+            _hashes(event),
             event.parent,
-            event.token_ids,
+            _ids(event),
             block_size,
             None,
             event.medium,
             lora,
         ]
         if salt is not None:
-            first = [salt, _ARRAY_SALT + salt] if event.parent is None else [_ARRAY_SALT + salt]
-            array.append([first, *[None] * (len(event.hashes) - 1)])
+            mark = _ARRAY_SALT + salt
+            array.append(_keys_of_all(event, [salt, mark] if event.parent is None else [mark]))
         return array
     if isinstance(event, Removed):
-        return ["BlockRemoved", event.hashes, event.medium]
+        return ["BlockRemoved", _hashes(event), event.medium]
     return ["AllBlocksCleared"]
 
 

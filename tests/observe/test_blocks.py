@@ -10,11 +10,15 @@ from aradix.errors import InvariantError
 from aradix.events import AllBlocksCleared, BlockRemoved, BlockStored
 from aradix.keys import Namespace, RadixKey
 from aradix.observe.blocks import BlockBook, CutBlocks, PageBlocks, make_blocks
-from aradix.observe.wire import Cleared, Removed, Stored
+from aradix.observe.wire import HASH_BYTES, Cleared, Removed, Stored, unpack_hashes
 
 
 def packed(ids: list[int]) -> bytes:
     return RadixKey(ids).token_ids().tobytes()
+
+
+def behind(hashes: bytes, num_blocks: int) -> bytes:
+    return hashes[num_blocks * HASH_BYTES :]
 
 
 def stored(ids: list[int], page_size: int, start: int = 0, **options: Any) -> BlockStored:
@@ -39,12 +43,12 @@ def test_where_pages_are_blocks_their_digests_are_the_hashes() -> None:
     assert isinstance(blocks, PageBlocks)
     (event,) = blocks.apply(stored([1, 2, 3, 4], 2))
     digests = RadixKey([1, 2, 3, 4]).hash_chain(2)
-    hashes = [int.from_bytes(digest[:8], "big") for digest in digests]
-    assert event == Stored(hashes, None, [1, 2, 3, 4], Namespace(), "GPU")
+    hashes = b"".join(digest[:HASH_BYTES] for digest in digests)
+    assert event == Stored(hashes, None, packed([1, 2, 3, 4]), Namespace(), "GPU")
     (event,) = blocks.apply(stored([1, 2, 3, 4, 5, 6], 2, 2))
     assert isinstance(event, Stored)
-    assert event.parent == hashes[1]
-    assert blocks.apply(removed([1, 2, 3, 4], 2, 1)) == [Removed(hashes[1:], "GPU")]
+    assert event.parent == unpack_hashes(hashes)[1]
+    assert blocks.apply(removed([1, 2, 3, 4], 2, 1)) == [Removed(behind(hashes, 1), "GPU")]
 
 
 @pytest.mark.parametrize(("page_size", "num_first"), [(1, 7), (2, 3)])
@@ -53,13 +57,13 @@ def test_a_block_of_several_pages_is_told_when_its_last_page_is_there(page_size:
     blocks = book(page_size, 4)
     (first,) = blocks.apply(stored(ids[: num_first * page_size], page_size))
     assert isinstance(first, Stored)
-    assert first.token_ids == ids[:4]
+    assert first.tokens == packed(ids[:4])
     (second,) = blocks.apply(stored(ids, page_size, num_first))
     assert isinstance(second, Stored)
-    assert (second.parent, second.token_ids) == (first.hashes[0], ids[4:])
-    assert blocks.apply(removed(ids, page_size, 11 // page_size)) == [Removed(second.hashes[1:], "GPU")]
-    assert blocks.apply(removed(ids[: 12 - page_size], page_size, 8 // page_size)) in ([], [Removed([], "GPU")])
-    assert blocks.apply(removed(ids[:8], page_size, num_first)) == [Removed(second.hashes[:1], "GPU")]
+    assert (second.parent, second.tokens) == (unpack_hashes(first.hashes)[0], packed(ids[4:]))
+    assert blocks.apply(removed(ids, page_size, 11 // page_size)) == [Removed(behind(second.hashes, 1), "GPU")]
+    assert blocks.apply(removed(ids[: 12 - page_size], page_size, 8 // page_size)) in ([], [Removed(b"", "GPU")])
+    assert blocks.apply(removed(ids[:8], page_size, num_first)) == [Removed(second.hashes[:HASH_BYTES], "GPU")]
 
 
 def test_blocks_that_two_pages_share_are_told_once_and_go_with_the_last() -> None:
@@ -69,10 +73,11 @@ def test_blocks_that_two_pages_share_are_told_once_and_go_with_the_last() -> Non
     (second,) = blocks.apply(stored(two, 6))
     assert isinstance(first, Stored)
     assert isinstance(second, Stored)
-    assert len(first.hashes) == 3
-    assert (second.parent, second.token_ids) == (first.hashes[1], [5, 9])
-    assert blocks.apply(removed(one, 6)) == [Removed(first.hashes[2:], "GPU")]
-    assert blocks.apply(removed(two, 6)) == [Removed([*first.hashes[:2], *second.hashes], "GPU")]
+    shared, last = first.hashes[: 2 * HASH_BYTES], behind(first.hashes, 2)
+    assert len(last) == HASH_BYTES
+    assert (second.parent, second.tokens) == (unpack_hashes(shared)[1], packed([5, 9]))
+    assert blocks.apply(removed(one, 6)) == [Removed(last, "GPU")]
+    assert blocks.apply(removed(two, 6)) == [Removed(shared + second.hashes, "GPU")]
     assert blocks.listed() == [Cleared()]
 
 
@@ -80,8 +85,8 @@ def test_sizes_that_do_not_divide_each_other_are_cut_all_the_same() -> None:
     ids = list(range(12))
     blocks = book(4, 3)
     events = [blocks.apply(stored(ids[: 4 * (page + 1)], 4, page)) for page in range(3)]
-    tokens = [event.token_ids for part in events for event in part if isinstance(event, Stored)]
-    assert tokens == [[0, 1, 2], [3, 4, 5], [6, 7, 8, 9, 10, 11]]
+    tokens = [event.tokens for part in events for event in part if isinstance(event, Stored)]
+    assert tokens == [packed(ids[:3]), packed(ids[3:6]), packed(ids[6:])]
 
 
 def test_each_medium_is_told_of_by_itself() -> None:
@@ -118,7 +123,7 @@ def test_what_is_listed_says_a_parent_before_its_children() -> None:
         for event in events:
             assert isinstance(event, Stored)
             assert event.parent in known
-            known.update(event.hashes)
+            known.update(unpack_hashes(event.hashes))
         assert len(known) == 1 + 6
         assert blocks.apply(AllBlocksCleared()) == [Cleared()]
         assert blocks.listed() == [Cleared()]
@@ -132,11 +137,11 @@ def test_of_bigrams_the_first_tokens_count() -> None:
     first, second = view.hash_chain(2), other.hash_chain(2)
     (event,) = blocks.apply(BlockStored(b"".join(first), None, packed([1, 2, 3, 4, 5]), 2, Namespace()))
     assert isinstance(event, Stored)
-    assert event.token_ids == [1, 2, 3, 4]
+    assert event.tokens == packed([1, 2, 3, 4])
     # To a router, which sees tokens, the last block is the same: it is there until both are gone.
     assert blocks.apply(BlockStored(second[1], first[0], packed([3, 4, 9]), 2, Namespace())) == []
     assert blocks.apply(BlockRemoved(first[1])) == []
-    assert blocks.apply(BlockRemoved(second[1])) == [Removed(event.hashes[1:], "GPU")]
+    assert blocks.apply(BlockRemoved(second[1])) == [Removed(behind(event.hashes, 1), "GPU")]
 
 
 def test_a_page_after_one_that_nobody_told_of_is_our_bug() -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aradix.errors import ConfigError
 from aradix.keys import Namespace
-from aradix.observe.wire import Cleared, Removed, Stored, WireEvent, batch_encoder, wire_names
+from aradix.observe.wire import Cleared, Removed, Stored, WireEvent, batch_encoder, pack_hashes, wire_names
 
 HASHES = [2**64 - 1, 7]
+PACKED = pack_hashes(HASHES)
+TOKENS = np.array([1, 2, 3, 4], np.int32).tobytes()
 
 
 def wired(event: WireEvent, wire: Literal["map", "array"]) -> Any:
@@ -24,7 +27,7 @@ def wired(event: WireEvent, wire: Literal["map", "array"]) -> Any:
 
 
 def test_a_map_names_every_field_and_only_what_is_set_of_the_last_ones() -> None:
-    event = Stored(HASHES, 5, [1, 2, 3, 4], Namespace(), "GPU")
+    event = Stored(PACKED, 5, TOKENS, Namespace(), "GPU")
     assert wired(event, "map") == {
         "type": "BlockStored",
         "block_hashes": HASHES,
@@ -40,18 +43,18 @@ def test_a_map_names_every_field_and_only_what_is_set_of_the_last_ones() -> None
     assert salted["extra_keys"] == [None, None]
     first = wired(event._replace(namespace=Namespace(salt="s"), parent=None), "map")
     assert (first["parent_block_hash"], first["extra_keys"]) == (None, [["s"], None])
-    assert wired(Removed(HASHES, "CPU"), "map") == {"type": "BlockRemoved", "block_hashes": HASHES, "medium": "CPU"}
+    assert wired(Removed(PACKED, "CPU"), "map") == {"type": "BlockRemoved", "block_hashes": HASHES, "medium": "CPU"}
     assert wired(Cleared(), "map") == {"type": "AllBlocksCleared"}
 
 
 def test_an_array_has_the_same_in_order() -> None:
-    event = Stored(HASHES, None, [1, 2, 3, 4], Namespace(lora="a"), "GPU")
+    event = Stored(PACKED, None, TOKENS, Namespace(lora="a"), "GPU")
     assert wired(event, "array") == ["BlockStored", HASHES, None, [1, 2, 3, 4], 2, None, "GPU", "a"]
     salted = wired(event._replace(namespace=Namespace(salt="s")), "array")
     assert salted[8:] == [[["s", "dynamo-cache-salt:s"], None]]
     later = wired(event._replace(namespace=Namespace(salt="s"), parent=3), "array")
     assert later[8:] == [[["dynamo-cache-salt:s"], None]]
-    assert wired(Removed(HASHES, "GPU"), "array") == ["BlockRemoved", HASHES, "GPU"]
+    assert wired(Removed(PACKED, "GPU"), "array") == ["BlockRemoved", HASHES, "GPU"]
     assert wired(Cleared(), "array") == ["AllBlocksCleared"]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -284,3 +285,32 @@ def test_sha256_is_what_hashlib_says(portably: bool) -> None:
     data = np.random.default_rng(1).bytes(400)
     for size in range(len(data)):
         assert sha256(data[:size], portably=portably) == hashlib.sha256(data[:size]).digest()
+
+
+@pytest.mark.parametrize("portably", [True, False])
+def test_a_chain_of_pages_is_what_hashlib_says(portably: bool) -> None:
+    from aradix._native import sha256_chain
+
+    before = np.random.default_rng(1).bytes(32)
+    for page_bytes in range(1, 200):
+        pages = np.random.default_rng(page_bytes).bytes(3 * page_bytes)
+        digests, last = [], before
+        for begin in range(0, len(pages), page_bytes):
+            last = hashlib.sha256(last + pages[begin : begin + page_bytes]).digest()
+            digests.append(last)
+        assert sha256_chain(before, pages, page_bytes, portably=portably) == b"".join(digests)
+    assert sha256_chain(before, b"", 4, portably=portably) == b""
+
+
+def test_ints_are_packed_as_msgspec_packs_them() -> None:
+    from aradix._native import msgpack_hashes, msgpack_ids
+
+    edges = [0, *(edge + by for edge in (1 << 7, 1 << 8, 1 << 16, 1 << 32, 1 << 63) for by in (-1, 0)), (1 << 64) - 1]
+    hashes = np.array(edges, ">u8")
+    assert msgpack_hashes(hashes.tobytes()) == msgspec.msgpack.encode(edges)
+    ids = [edge for edge in edges if edge < 1 << 31]
+    assert msgpack_ids(np.array(ids, np.int32).tobytes()) == msgspec.msgpack.encode(ids)
+    for count in (0, 1, 15, 16, (1 << 16) - 1, 1 << 16):
+        assert msgpack_ids(bytes(4 * count)) == msgspec.msgpack.encode([0] * count)
+    with pytest.raises(ValueError, match="whole numbers"):
+        msgpack_hashes(b"1234")

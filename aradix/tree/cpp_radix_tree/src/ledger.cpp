@@ -278,11 +278,8 @@ void Ledger::remove_leaf(Handle leaf, bool merge) {
 void Ledger::trim(Handle handle, int64_t count) {
     Node &leaf = at(handle);
     int64_t keep = num_tokens(leaf) - count;
-    if (records_events_) {
-        size_t num_kept = static_cast<size_t>(keep) / page_size_;
-        record_removed(leaf.pages.from(num_kept));
-        leaf.pages.keep_front(num_kept);
-    }
+    if (records_events_)
+        record_removed(leaf.pages.split_back(static_cast<size_t>(keep) / page_size_));
     if (reuse_)
         reuse_->leave(leaf, count);
     ranking_.discard(handle);

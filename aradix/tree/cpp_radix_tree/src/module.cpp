@@ -5,6 +5,7 @@
 
 #include "copy_line.hpp"
 #include "hold.hpp"
+#include "msgpack_ints.hpp"
 #include "page_table.hpp"
 #include "short_calls.hpp"
 #include "tokens.hpp"
@@ -109,6 +110,23 @@ NB_MODULE(_native, module) {
         },
         "data"_a, nb::kw_only(), "portably"_a);
 
+    module.def(
+        "sha256_chain",
+        [](nb::bytes before, nb::bytes pages, size_t page_bytes, bool portably) {
+            aradix::Digest digest;
+            if (before.size() != digest.size() || page_bytes == 0 || pages.size() % page_bytes != 0)
+                throw nb::value_error("the digest before whole pages has 32 bytes");
+            std::memcpy(digest.data(), before.c_str(), digest.size());
+            size_t num_pages = pages.size() / page_bytes;
+            std::vector<aradix::Digest> digests(num_pages);
+            aradix::sha256_chain(digest, reinterpret_cast<const uint8_t *>(pages.c_str()), page_bytes, num_pages,
+                                 digests.data(), portably);
+            return aradix::bytes_of(reinterpret_cast<const uint8_t *>(digests.data()), num_pages * sizeof digest);
+        },
+        "before"_a, "pages"_a, "page_bytes"_a, nb::kw_only(), "portably"_a);
+
+    module.def("msgpack_ids", &aradix::msgpack_ids, "tokens"_a);
+    module.def("msgpack_hashes", &aradix::msgpack_hashes, "hashes"_a);
     module.def("pack_tokens", &aradix::pack_tokens, "token_ids"_a.none());
 
     nb::class_<PageTable>(module, "PageTable")

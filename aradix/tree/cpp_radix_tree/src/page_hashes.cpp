@@ -133,13 +133,14 @@ Digest *PageRun::hash_some(uint32_t count, Digest *spare) {
         before = std::move(start_.run);
     }
     uint32_t index = num_hashed(), end = std::min(count, index + kHashedAtATime);
-    for (; index < end; ++index) {
-        const Digest &previous = index == 0 ? start_.seed : digest(index - 1);
-        size_t size = index == 0 ? start_.size : sizeof(Digest);
-        digests_[index] = sha256(previous.data(), size, page(index), page_bytes_);
+    if (index < end) {
+        if (index == 0) {
+            digests_[0] = sha256(start_.seed.data(), start_.size, page(0), page_bytes_);
+            ++index;
+        }
+        sha256_chain(digests_[index - 1], page(index), page_bytes_, end - index, digests_ + index);
+        num_hashed_.store(end, std::memory_order_release);
     }
-    if (index > num_hashed())
-        num_hashed_.store(index, std::memory_order_release);
     return spare;
 }
 
@@ -203,17 +204,6 @@ void PageSpans::add(PageSpan span) {
     several_->push_back(std::move(span));
 }
 
-PageSpans PageSpans::from(size_t first) const {
-    PageSpans found;
-    for (const PageSpan &span : spans()) {
-        auto skipped = static_cast<uint32_t>(std::min<size_t>(first, span.count));
-        first -= skipped;
-        if (skipped < span.count)
-            found.add(PageSpan{span.run, span.first + skipped, span.count - skipped});
-    }
-    return found;
-}
-
 PageSpans PageSpans::split_front(size_t num_pages) {
     PageSpans head, tail;
     for (const PageSpan &span : spans()) {
@@ -234,24 +224,36 @@ PageSpans PageSpans::split_front(size_t num_pages) {
     return head;
 }
 
-void PageSpans::keep_front(size_t num_pages) {
-    PageSpans kept;
-    for (const PageSpan &span : spans()) {
-        auto taken = static_cast<uint32_t>(std::min<size_t>(num_pages, span.count));
-        num_pages -= taken;
-        if (taken == 0)
-            break;
-        bool wasteful = taken < span.count && taken < span.run->capacity() / 2 && span.run->capacity() > kSmallRun;
-        kept.add(wasteful ? PageSpan{span.run->part(span.first, taken, taken), 0, taken}
-                          : PageSpan{span.run, span.first, taken});
+PageSpans PageSpans::split_back(size_t num_kept) {
+    PageSpans tail;
+    std::span<PageSpan> all = changeable();
+    size_t index = 0;
+    for (; index < all.size() && num_kept >= all[index].count; ++index)
+        num_kept -= all[index].count;
+    const size_t num_whole = index;
+    if (index < all.size() && num_kept != 0) {
+        PageSpan &cut = all[index++];
+        auto kept = static_cast<uint32_t>(num_kept);
+        tail.add(PageSpan{cut.run, cut.first + kept, cut.count - kept});
+        bool wasteful = kept < cut.run->capacity() / 2 && cut.run->capacity() > kSmallRun;
+        if (wasteful)
+            cut = PageSpan{cut.run->part(cut.first, kept, kept), 0, kept};
+        else
+            cut.count = kept;
     }
-    *this = std::move(kept);
+    for (PageSpan &gone : all.subspan(index))
+        tail.add(std::move(gone));
+    if (several_)
+        several_->resize(num_whole + (num_kept != 0));
+    else if (num_whole + (num_kept != 0) == 0)
+        only_ = PageSpan();
+    return tail;
 }
 
 void PageSpans::join_front(PageSpans &&head) {
     PageSpans joined(std::move(head));
-    for (const PageSpan &span : spans())
-        joined.add(span);
+    for (PageSpan &span : changeable())
+        joined.add(std::move(span));
     *this = std::move(joined);
     if (spans().size() > kFewSpans)
         tidy();

@@ -131,16 +131,15 @@ public:
     std::span<const PageSpan> spans() const {
         return several_ ? std::span<const PageSpan>(*several_) : std::span(&only_, only_.count == 0 ? 0 : 1);
     }
-    // Have the processor fetch what letting go of them will touch.
+    // Have the processor fetch what letting go of them, or going on behind them, will touch.
     void fetch() const {
         for (const PageSpan &span : spans())
             __builtin_prefetch(&*span.run, 1);
     }
-    // From a page on.
-    PageSpans from(size_t first) const;
 
     PageSpans split_front(size_t num_pages);
-    void keep_front(size_t num_pages);
+    // Keeps so many pages, and gives those behind them, to be read and let go of.
+    PageSpans split_back(size_t num_kept);
     void join_front(PageSpans &&head);
 
     void hash() const;
@@ -150,6 +149,9 @@ public:
 private:
     using Several = std::vector<PageSpan>;
 
+    std::span<PageSpan> changeable() {
+        return several_ ? std::span<PageSpan>(*several_) : std::span(&only_, only_.count == 0 ? 0 : 1);
+    }
     void add(PageSpan span);
     void tidy();
     static PageSpan joined(std::span<const PageSpan> spans, uint32_t count);

@@ -13,4 +13,8 @@ using Digest = std::array<uint8_t, 32>;
 // to.
 Digest sha256(const uint8_t *prefix, size_t prefix_size, const uint8_t *data, size_t size, bool portably = false);
 
+// The digest of each of some pages with the digest before it as prefix: `before`, and then always the last.
+void sha256_chain(const Digest &before, const uint8_t *pages, size_t page_bytes, size_t num_pages, Digest *out,
+                  bool portably = false);
+
 }  // namespace aradix

@@ -48,7 +48,10 @@ bool Tree::enter_hold(Hold &hold) {
     lock(node);
     touch(node);
     hold.num_matched = hold.published = hold.committed = items(at(node).depth);
-    hold.node_id = at(merge_path(node)).id;
+    node = merge_path(node);
+    hold.node_id = at(node).id;
+    if (records_events_)
+        __builtin_prefetch(&at(node).pages);  // what is published goes on behind them
     return true;
 }
 
@@ -108,6 +111,7 @@ std::optional<Published> Tree::publish_hold(Hold &hold, PageTable &table, nb::ha
     Handle origin = node_named(hold.node_id);
     if (at(origin).detached || items(at(origin).depth) != start)
         return std::nullopt;
+    at(origin).pages.fetch();  // comes while tokens are compared
     Place place = descend(key, origin, kPending);
     if (place.gate != 0 || !table.quiet)  // a thread may have retired slots while a long prompt was compared
         return std::nullopt;
