@@ -38,7 +38,7 @@ SURE = 6
 """Its lead must be as many standard deviations as the root of this, if stretches are independent of each other."""
 
 _WHOLE = 256
-CHUNK_PAGES, CHUNK_TOKENS = 8, 128
+CHUNK_PAGES, CHUNK_TOKENS = 8, 512
 """What is remembered together is at most so many pages, or tokens if that is more."""
 MEMORY = 6
 """Evicted tokens that are remembered, in capacities."""
@@ -46,6 +46,19 @@ _PRINT = (1 << 64) - 1
 _MIXER = np.uint64(0xD6E8FEB86659FD93)
 
 Prints = np.ndarray[tuple[int], np.dtype[np.uint64]]
+
+
+def _mixed(numbers: Prints) -> Prints:
+    mixed = numbers * _MIXER
+    mixed ^= mixed >> np.uint64(32)
+    mixed *= _MIXER
+    mixed ^= mixed >> np.uint64(29)
+    return mixed
+
+
+NUM_KEYS = np.uint64(128)
+_KEYS = _mixed(np.arange(1, NUM_KEYS + 1, dtype=np.uint64)) >> np.uint64(32) | np.uint64(1)
+"""Keys of the words of a path: these again and again, times a factor that differs from one time round to the next."""
 
 
 class Ghost(NamedTuple):
@@ -57,16 +70,15 @@ class Ghost(NamedTuple):
 
 
 def page_prints(tokens: bytes | bytearray, start: int, page_bytes: int) -> Prints:
-    """A number for each page of tokens that lie from byte `start` of a path on; the sum of a path's names it."""
-    words = np.frombuffer(tokens, np.uint32).reshape(-1, page_bytes // 4).astype(np.uint64)
-    keys = np.arange(words.shape[1], dtype=np.uint64) * np.uint64(0x9E3779B1) + np.uint64(0x85EBCA6B)
-    keys = keys & np.uint64(0xFFFFFFFF) | np.uint64(1)
-    first = start // page_bytes
-    prints: Prints = (words * keys).sum(axis=1, dtype=np.uint64)
-    prints += np.arange(first, first + len(prints), dtype=np.uint64) * _MIXER
-    prints ^= prints >> np.uint64(32)
-    prints *= _MIXER
-    prints ^= prints >> np.uint64(29)
+    """A number for each page of tokens that lie from byte `start` of a path on; the sum of a path's names it.
+
+    It is the sum of the page's words, each times the key of its place: other tokens add up to the same only by a very
+    rare chance, and such sums a processor does for several words at once.
+    """
+    words = np.frombuffer(tokens, np.uint32).astype(np.uint64)
+    places = np.arange(start // 4, start // 4 + len(words), dtype=np.uint64)
+    keys = _KEYS[places % NUM_KEYS] * (_mixed(places // NUM_KEYS) | np.uint64(1))
+    prints: Prints = (words * keys).reshape(-1, page_bytes // 4).sum(axis=1, dtype=np.uint64)
     return prints
 
 
@@ -173,11 +185,12 @@ class ReuseRecord:
             else:
                 self._slow[-1] += count * _WHOLE
                 self._fast[-1] += count * _WHOLE
-            if runs and runs[-1][1] == uses:
-                runs[-1] = runs[-1][0] + count, uses
+            of_uses = use_class(leaf.uses + uses)
+            self._add(count, of_uses, tick)
+            if runs and use_class(leaf.uses + runs[-1][1]) == of_uses:  # what would be merged at once is not split
+                runs[-1] = runs[-1][0] + count, min(runs[-1][1], uses)
             else:
                 runs.append((count, uses))
-            self._add(count, use_class(leaf.uses + uses), tick)
             done += count
         return runs
 

@@ -192,10 +192,11 @@ def test_two_caches_learn_apart_even_from_one_policy_object(core_factory: CoreFa
 
 
 def test_the_name_of_a_path_is_the_sum_of_its_pages_wherever_it_is_cut() -> None:
-    tokens = np.arange(64, dtype=np.int32).tobytes()
+    tokens = np.arange(512, dtype=np.int32).tobytes()
     whole = page_prints(tokens, 0, 16)
-    assert len(set(whole.tolist())) == 16
-    for cut in range(0, 257, 16):
+    assert len(set(whole.tolist())) == 128
+    assert len(set(page_prints(bytes([1, 0, 0, 0]) * 512, 0, 16).tolist())) == 128  # the same tokens, elsewhere
+    for cut in range(0, len(tokens) + 1, 16):
         parts = np.concatenate((page_prints(tokens[:cut], 0, 16), page_prints(tokens[cut:], cut, 16)))
         assert parts.tolist() == whole.tolist()
     assert page_prints(tokens[:16], 16, 16).tolist() != page_prints(tokens[:16], 0, 16).tolist()

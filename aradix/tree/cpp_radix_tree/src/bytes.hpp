@@ -41,6 +41,13 @@ public:
         __builtin_prefetch(data());
     }
 
+    // And a few lines at its end.
+    void fetch_end() const {
+        constexpr size_t kLine = 64, kLines = 8;
+        for (size_t line = 1; line <= kLines && line * kLine <= size_; ++line)
+            __builtin_prefetch(data() + size_ - line * kLine);
+    }
+
     // Room for `size` more bytes at the end, to be written by the caller.
     uint8_t *extend(size_t size) {
         if (begin_ + size_ + size > capacity_) {

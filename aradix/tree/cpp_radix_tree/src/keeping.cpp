@@ -25,12 +25,6 @@ void Ledger::untime(Handle handle) {
     timed_.discard(handle);
 }
 
-bool Ledger::same_time(Handle first, Handle second) const {
-    if (!nodes_[first].timed && !nodes_[second].timed)
-        return true;
-    return nodes_[first].timed && nodes_[second].timed && timed_.of(first) == timed_.of(second);
-}
-
 void Tree::prioritize(int64_t node_id, int64_t start, int64_t stop, nb::handle priority_object, int64_t expires) {
     Step step(*this);
     Handle bottom = node_named(node_id);

@@ -137,7 +137,7 @@ Handle Ledger::new_leaf(Handle parent, const uint8_t *tokens, size_t size, SlotR
     return handle;
 }
 
-Handle Ledger::split(Handle tail_handle, size_t size) {
+Handle Ledger::split(Handle tail_handle, size_t size, std::optional<uint64_t> fingerprint) {
     Handle handle = nodes_.make();
     Node &head = at(handle), &tail = at(tail_handle);
     head.id = ++last_id_;
@@ -164,7 +164,9 @@ Handle Ledger::split(Handle tail_handle, size_t size) {
     link(handle, tail_handle);
     ids_.insert(id_hash(head.id), handle);
     num_nodes += !head.detached;
-    if (reuse_)
+    if (fingerprint)
+        head.fingerprint = *fingerprint;
+    else if (reuse_)
         reuse_->split(head, tail, at(head.parent).fingerprint);
     if (tail.timed) {
         head.timed = true;
@@ -244,6 +246,8 @@ void Ledger::fetch_ahead(Handle victim) const {
     ids_.fetch(id_hash(node.id));
     children_.fetch(child_hash(node.parent, node.page_hash));
     node.tokens.fetch();
+    if (reuse_)
+        node.tokens.fetch_end();  // added up where only that goes
     node.slots.fetch();
     node.pages.fetch();
     for (Handle sibling : {node.previous, node.next})
@@ -258,7 +262,7 @@ void Ledger::fetch_ahead(Handle victim) const {
 
 void Ledger::remove_leaf(Handle leaf, bool merge) {
     if (reuse_)
-        reuse_->leave(at(leaf), num_tokens(at(leaf)));
+        reuse_->leave(at(leaf), num_tokens(at(leaf)), at(at(leaf).parent).fingerprint);
     ranking_.discard(leaf);
     evictable_tokens -= num_tokens(at(leaf));
     shares_.add_cached(at(leaf).share, -num_tokens(at(leaf)));
@@ -281,7 +285,7 @@ void Ledger::trim(Handle handle, int64_t count) {
     if (records_events_)
         record_removed(leaf.pages.split_back(static_cast<size_t>(keep) / page_size_));
     if (reuse_)
-        reuse_->leave(leaf, count);
+        reuse_->leave(leaf, count, at(leaf.parent).fingerprint);
     ranking_.discard(handle);
     ids_.erase(id_hash(leaf.id), handle);
     size_t size = static_cast<size_t>(count) * item_bytes_;

@@ -4,6 +4,8 @@
 // that follows from it. The order in which a user's policy is asked is that of the Python core.
 #pragma once
 
+#include <optional>
+
 #include "ranking.hpp"
 #include "recorded.hpp"
 #include "reuse.hpp"
@@ -81,8 +83,9 @@ protected:
 
     Handle new_root(const nb::object &name_space);
     Handle new_leaf(Handle parent, const uint8_t *tokens, size_t size, SlotRun slots);
-    // Cut the first `size` bytes of a node off into a new parent, which is returned.
-    Handle split(Handle tail, size_t size);
+    // Cut the first `size` bytes of a node off into a new parent, which is returned. The fingerprint of the path to where it
+    // is cut may be known.
+    Handle split(Handle tail, size_t size, std::optional<uint64_t> fingerprint = std::nullopt);
     void remove_leaf(Handle leaf, bool merge);
     // Have the processor fetch what removing the leaves after a victim will touch: in a wide tree each of them lies
     // somewhere else, and waiting for memory would be most of the work.
@@ -121,7 +124,11 @@ protected:
     // Give a node a priority of its own until a time, or for good at 0.
     void set_priority(Handle handle, int64_t priority, int64_t expires);
     void untime(Handle handle);
-    bool same_time(Handle first, Handle second) const;
+    bool same_time(Handle first, Handle second) const {
+        if (!nodes_[first].timed && !nodes_[second].timed)
+            return true;
+        return nodes_[first].timed && nodes_[second].timed && timed_.of(first) == timed_.of(second);
+    }
 
     // ---- slots and events ----
 

@@ -1,7 +1,5 @@
 #include "ranking.hpp"
 
-#include "reuse.hpp"
-
 #include <algorithm>
 
 namespace aradix {
@@ -161,7 +159,7 @@ void Ranking::failed(nb::python_error &error) {
     });
 }
 
-bool Ranking::same_state(Handle first, Handle second) {
+bool Ranking::same_otherwise(Handle first, Handle second) {
     if (!merges_)
         return false;
     const Node &one = nodes_[first], &other = nodes_[second];
@@ -169,8 +167,6 @@ bool Ranking::same_state(Handle first, Handle second) {
         auto counted = [this](const Node &node) { return std::min(node.hit_count, protected_from_); };
         if (policy_ == Policy::slru && counted(one) != counted(other))
             return false;
-        if (policy_ == Policy::tenure)
-            return one.last_access == other.last_access && use_class(one.uses()) == use_class(other.uses());
         return rank(one) == rank(other);
     }
     if (whole_history())

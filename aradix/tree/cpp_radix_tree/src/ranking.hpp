@@ -4,6 +4,7 @@
 #include "leaf_heap.hpp"
 #include "node.hpp"
 #include "python_records.hpp"
+#include "reuse.hpp"
 #include "shares.hpp"
 
 namespace aradix {
@@ -48,7 +49,12 @@ public:
     void set_stay(int64_t stay);
 
     // Whether nothing that the policy will ever look at tells two nodes apart; after a failure nobody can say.
-    bool same_state(Handle first, Handle second);
+    bool same_state(Handle first, Handle second) {
+        if (policy_ != Policy::tenure)
+            return same_otherwise(first, second);
+        const Node &one = nodes_[first], &other = nodes_[second];
+        return merges_ && one.last_access == other.last_access && use_class(one.uses()) == use_class(other.uses());
+    }
     // What `same_state` compares, as the Python core has it.
     nb::object state(Handle handle);
 
@@ -56,6 +62,8 @@ public:
     void clear();
 
 private:
+    // `same_state` under all policies but `tenure`.
+    bool same_otherwise(Handle first, Handle second);
     void failed(nb::python_error &error);
     Rank rank(const Node &node) const;
     nb::object stats(const Node &node) const;

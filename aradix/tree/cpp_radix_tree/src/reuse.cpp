@@ -1,7 +1,5 @@
 #include "reuse.hpp"
 
-#include <algorithm>
-#include <bit>
 #include <cstdlib>
 #include <cstring>
 
@@ -15,35 +13,44 @@ constexpr int64_t kSampleEpochs = 4, kSure = 6;
 constexpr int64_t kWhole = 256;
 constexpr int64_t kMemory = 6;      // evicted tokens that are remembered, in capacities
 // What is remembered together is at most so many pages, or tokens if that is more.
-constexpr int64_t kChunkPages = 8, kChunkTokens = 128;
+constexpr int64_t kChunkPages = 8, kChunkTokens = 512;
 
-// A number for a page by its tokens and its number in a path; the sum of a path's names it.
-uint64_t page_print(const uint8_t *page, size_t page_bytes, uint64_t number) {
-    constexpr uint64_t kMixer = 0xd6e8feb86659fd93;
-    uint64_t print = 0;
-    uint32_t key = 0x85ebca6b;
-    for (size_t at = 0; at < page_bytes; at += sizeof(uint32_t), key += 0x9e3779b1) {
-        uint32_t word;
-        std::memcpy(&word, page + at, sizeof word);
-        print += static_cast<uint64_t>(word) * (key | 1);
-    }
-    print += number * kMixer;
-    print ^= print >> 32;
-    print *= kMixer;
-    return print ^ print >> 29;
+// Keys of the words of a path: these again and again, times a factor that differs from one time round to the next.
+constexpr size_t kNumKeys = 128;
+constexpr uint64_t kMixer = 0xd6e8feb86659fd93;
+
+constexpr uint64_t mixed(uint64_t number) {
+    number *= kMixer;
+    number ^= number >> 32;
+    number *= kMixer;
+    return number ^ number >> 29;
 }
 
-// The sum over whole pages that lie from byte `start` of a path on.
-uint64_t fingerprint(const uint8_t *tokens, size_t size, size_t start, size_t page_bytes) {
-    uint64_t sum = 0, number = start / page_bytes;
-    const uint8_t *end = tokens + size;
-    if (page_bytes == sizeof(uint32_t)) {
-        for (; tokens != end; tokens += sizeof(uint32_t))
-            sum += page_print(tokens, sizeof(uint32_t), number++);
-        return sum;
+constexpr std::array<uint32_t, kNumKeys> kKeys = [] {
+    std::array<uint32_t, kNumKeys> keys{};
+    for (size_t number = 0; number < kNumKeys; ++number)
+        keys[number] = static_cast<uint32_t>(mixed(number + 1) >> 32) | 1;
+    return keys;
+}();
+
+// The sum of all words, each times the key of its place, of tokens that lie from byte `start` of a path on. Additions in
+// any order, so that the compiler makes several at once.
+uint64_t fingerprint(const uint8_t *tokens, size_t size, size_t start) {
+    uint64_t sum = 0;
+    size_t place = start / sizeof(uint32_t), left = size / sizeof(uint32_t);
+    while (left != 0) {
+        size_t first = place % kNumKeys, count = std::min(kNumKeys - first, left);
+        uint64_t part = 0;
+        for (size_t index = 0; index < count; ++index) {
+            uint32_t word;
+            std::memcpy(&word, tokens + index * sizeof word, sizeof word);
+            part += static_cast<uint64_t>(word) * kKeys[first + index];
+        }
+        sum += part * (mixed(place / kNumKeys) | 1);
+        tokens += count * sizeof(uint32_t);
+        place += count;
+        left -= count;
     }
-    for (; tokens != end; tokens += page_bytes)
-        sum += page_print(tokens, page_bytes, number++);
     return sum;
 }
 
@@ -54,13 +61,6 @@ int64_t floor_div(int64_t value, int64_t by) {
 }
 
 }  // namespace
-
-int use_class(int64_t uses) {
-    if (uses < 2)
-        return 0;
-    int doublings = static_cast<int>(std::bit_width(static_cast<uint64_t>(uses))) - 1;
-    return std::min(15, 2 * doublings + static_cast<int>(uses >> (doublings - 1) & 1) - 1);
-}
 
 ReuseRecord::ReuseRecord(size_t page_size, size_t item_bytes) : page_size_(page_size), item_bytes_(item_bytes) {}
 
@@ -102,41 +102,45 @@ void ReuseRecord::merge(Node &parent, Node &child) {
     add(num_tokens, of_uses, older.last_use);
 }
 
-std::vector<ReuseRecord::Run> ReuseRecord::welcome(Node &leaf, uint64_t base, int64_t tick) {
+const std::vector<ReuseRecord::Run> &ReuseRecord::welcome(Node &leaf, uint64_t base, int64_t tick) {
     leaf.last_access = leaf.last_use = tick;
     const size_t page_bytes = page_size_ * item_bytes_, begin = leaf.begin();
     const int64_t total = tokens_in(leaf.tokens.size());
-    std::vector<Run> runs;
+    runs_.clear();
     uint64_t print = base;
     int64_t done = 0;
     while (done < total) {
         size_t at = static_cast<size_t>(done) * item_bytes_;
-        uint64_t page = page_print(leaf.tokens.data() + at, page_bytes, (begin + at) / page_bytes);
+        uint64_t page = fingerprint(leaf.tokens.data() + at, page_bytes, begin + at);
         int64_t count = total - done, uses = 0;
-        if (std::optional<Ghost> ghost = recall(print + page)) {
-            forget(*ghost);
-            count = std::min(count, ghost->num_tokens);
-            uses = ghost->uses;
-            score(count, use_class(uses), ghost->last_use);
+        if (Handle known = find_ghost(print + page); known != kNone) {
+            Ghost ghost = forget(known);
+            count = std::min(count, ghost.num_tokens);
+            uses = ghost.uses;
+            score(count, use_class(uses), ghost.last_use);
         } else {
             slow_[kRungs] += count * kWhole;
             fast_[kRungs] += count * kWhole;
         }
-        if (!runs.empty() && runs.back().uses == uses)
-            runs.back().num_tokens += count;
-        else
-            runs.push_back({count, uses});
-        add(count, use_class(leaf.uses() + uses), tick);
+        int of_uses = use_class(leaf.uses() + uses);
+        add(count, of_uses, tick);
         size_t rest = at + page_bytes;
         print += page + fingerprint(leaf.tokens.data() + rest, static_cast<size_t>(count) * item_bytes_ - page_bytes,
-                                    begin + rest, page_bytes);
+                                    begin + rest);
         done += count;
+        if (!runs_.empty() && use_class(leaf.uses() + runs_.back().uses) == of_uses) {
+            // What would be merged at once is not split.
+            Run &last = runs_.back();
+            last = Run{last.num_tokens + count, std::min(last.uses, uses), print};
+        } else {
+            runs_.push_back({count, uses, print});
+        }
     }
     leaf.fingerprint = print;
-    return runs;
+    return runs_;
 }
 
-void ReuseRecord::leave(Node &node, int64_t count) {
+void ReuseRecord::leave(Node &node, int64_t count, uint64_t above) {
     const size_t page_bytes = page_size_ * item_bytes_;
     const auto page_size = static_cast<int64_t>(page_size_);
     const uint8_t *end = node.tokens.data() + node.tokens.size();
@@ -147,20 +151,20 @@ void ReuseRecord::leave(Node &node, int64_t count) {
         size_t size = static_cast<size_t>(pages) * page_bytes;
         end -= size;
         depth -= size;
-        uint64_t page = page_print(end, page_bytes, depth / page_bytes);
-        node.fingerprint -= page + fingerprint(end + page_bytes, size - page_bytes, depth + page_bytes, page_bytes);
+        uint64_t page = fingerprint(end, page_bytes, depth);
+        // What goes was mostly not looked at for long, and to fetch it from memory would cost more than to add it up.
+        if (end == node.tokens.data())
+            node.fingerprint = above;
+        else
+            node.fingerprint -= page + fingerprint(end + page_bytes, size - page_bytes, depth + page_bytes);
         uint64_t key = node.fingerprint + page;
-        if (std::optional<Ghost> known = recall(key))
-            forget(*known);
-        ghosts_.push_back(Ghost{key, pages * page_size, node.uses(), node.last_use});
-        by_key_[key] = std::prev(ghosts_.end());
-        ghost_tokens_ += pages * page_size;
+        if (Handle known = find_ghost(key); known != kNone)
+            forget(known);
+        remember(key, pages * page_size, node);
         left -= pages;
     }
-    while (ghost_tokens_ > kMemory * capacity) {
-        Ghost oldest = *recall(ghosts_.front().key);
-        forget(oldest);
-    }
+    while (ghost_tokens_ > kMemory * capacity)
+        forget(oldest_);
 }
 
 void ReuseRecord::drop(const Node &node) {
@@ -169,11 +173,10 @@ void ReuseRecord::drop(const Node &node) {
 }
 
 void ReuseRecord::split(Node &head, const Node &tail, uint64_t above) const {
-    const size_t page_bytes = page_size_ * item_bytes_;
     if (head.tokens.size() <= tail.tokens.size())
-        head.fingerprint = above + fingerprint(head.tokens.data(), head.tokens.size(), head.begin(), page_bytes);
+        head.fingerprint = above + fingerprint(head.tokens.data(), head.tokens.size(), head.begin());
     else
-        head.fingerprint = tail.fingerprint - fingerprint(tail.tokens.data(), tail.tokens.size(), head.depth, page_bytes);
+        head.fingerprint = tail.fingerprint - fingerprint(tail.tokens.data(), tail.tokens.size(), head.depth);
 }
 
 bool ReuseRecord::advance(int64_t tick) {
@@ -203,19 +206,30 @@ bool ReuseRecord::advance(int64_t tick) {
     return stay() != before;
 }
 
-std::optional<ReuseRecord::Ghost> ReuseRecord::recall(uint64_t key) {
-    auto found = by_key_.find(key);
-    if (found == by_key_.end())
-        return std::nullopt;
-    Ghost ghost = *found->second;
-    ghosts_.erase(found->second);
-    by_key_.erase(found);
-    return ghost;
+// ---- what was evicted ----
+
+Handle ReuseRecord::find_ghost(uint64_t key) const {
+    return by_key_.find(hash_of(key), [&](Handle ghost) { return ghosts_[ghost].key == key; });
 }
 
-void ReuseRecord::forget(const Ghost &ghost) {
+void ReuseRecord::remember(uint64_t key, int64_t num_tokens, const Node &node) {
+    Handle handle = ghosts_.make();
+    ghosts_[handle] = Ghost{key, num_tokens, node.uses(), node.last_use, newest_, kNone};
+    (newest_ == kNone ? oldest_ : ghosts_[newest_].next) = handle;
+    newest_ = handle;
+    by_key_.insert(hash_of(key), handle);
+    ghost_tokens_ += num_tokens;
+}
+
+ReuseRecord::Ghost ReuseRecord::forget(Handle handle) {
+    Ghost ghost = ghosts_[handle];
+    (ghost.previous == kNone ? oldest_ : ghosts_[ghost.previous].next) = ghost.next;
+    (ghost.next == kNone ? newest_ : ghosts_[ghost.next].previous) = ghost.previous;
+    by_key_.erase(hash_of(ghost.key), handle);
+    ghosts_.free(handle);
     ghost_tokens_ -= ghost.num_tokens;
     add(-ghost.num_tokens, use_class(ghost.uses), ghost.last_use);
+    return ghost;
 }
 
 // ---- the table ----
@@ -271,8 +285,8 @@ void ReuseRecord::settle() {
 
 void ReuseRecord::recount() {
     held_.fill(0);
-    for (int of_uses = 0; of_uses < kClasses; ++of_uses)
-        for (int64_t epoch = epoch_ - kEpochs + 1; epoch <= epoch_; ++epoch) {
+    for (int64_t epoch = epoch_ - kEpochs + 1; epoch <= epoch_; ++epoch)
+        for (int of_uses = 0; of_uses < kClasses; ++of_uses) {
             int64_t num_tokens = table_[place(epoch)][of_uses];
             for (int rung = 0; num_tokens != 0 && rung < kRungs; ++rung)
                 if (level(of_uses, epoch, rung) >= cuts_[rung])

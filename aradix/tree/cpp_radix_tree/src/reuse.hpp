@@ -1,17 +1,22 @@
 // What a tree remembers of how its tokens were used, evicted ones too; `aradix/tree/reuse.py` explains it.
 #pragma once
 
+#include <algorithm>
 #include <array>
-#include <list>
-#include <optional>
-#include <unordered_map>
+#include <bit>
+#include <vector>
 
 #include "node.hpp"
 
 namespace aradix {
 
 // Uses by half doublings, as `use_class` of aradix.policies has them.
-int use_class(int64_t uses);
+inline int use_class(int64_t uses) {
+    if (uses < 2)
+        return 0;
+    int doublings = static_cast<int>(std::bit_width(static_cast<uint64_t>(uses))) - 1;
+    return std::min(15, 2 * doublings + static_cast<int>(uses >> (doublings - 1) & 1) - 1);
+}
 inline int64_t use_credit(int of_uses) { return of_uses == 0 ? 0 : of_uses + 1; }
 
 class ReuseRecord {
@@ -20,6 +25,7 @@ public:
 
     struct Run {
         int64_t num_tokens, uses;
+        uint64_t fingerprint;  // of the path to its end
     };
 
     ReuseRecord(size_t page_size, size_t item_bytes);
@@ -35,9 +41,10 @@ public:
     void hit(Node &node, int64_t num_hits, int64_t tick);
     void merge(Node &parent, Node &child);
     // The runs of a new leaf, from the left; the leaf is filed as the last one says, the caller splits the others off.
-    std::vector<Run> welcome(Node &leaf, uint64_t base, int64_t tick);
-    // The last `count` tokens of a node are about to go, evicted.
-    void leave(Node &node, int64_t count);
+    // They stay until the next call.
+    const std::vector<Run> &welcome(Node &leaf, uint64_t base, int64_t tick);
+    // The last `count` tokens of a node are about to go, evicted. `above` is its parent's fingerprint.
+    void leave(Node &node, int64_t count, uint64_t above);
     void drop(const Node &node);
     void split(Node &head, const Node &tail, uint64_t above) const;
     // Whether leaves rank otherwise now.
@@ -47,9 +54,12 @@ private:
     using Scores = std::array<int64_t, kRungs + 1>;
     // By epoch first: what a step uses was mostly used last in one step too, so its counts lie side by side.
     using Table = std::array<std::array<int64_t, kClasses>, kEpochs>;
+    // What is remembered of evicted tokens, in the order in which they went.
     struct Ghost {
-        uint64_t key;
-        int64_t num_tokens, uses, last_use;
+        uint64_t key = 0;
+        int64_t num_tokens = 0, uses = 0, last_use = 0;
+        Handle previous = kNone;
+        Handle next = kNone;
     };
 
     static int64_t stay_of(int rung) { return rung == 0 ? 0 : int64_t{1} << (rung - 1); }
@@ -61,8 +71,10 @@ private:
     int64_t epoch_of(int64_t tick) const { return tick >> shift_; }
 
     void add(int64_t num_tokens, int of_uses, int64_t last_use);
-    std::optional<Ghost> recall(uint64_t key);
-    void forget(const Ghost &ghost);
+    static uint64_t hash_of(uint64_t key) { return mix(key, 0x9e3779b97f4a7c15); }
+    Handle find_ghost(uint64_t key) const;
+    void remember(uint64_t key, int64_t num_tokens, const Node &node);
+    Ghost forget(Handle ghost);
     int64_t tokens_at(int64_t level, int rung) const;
     void clear_oldest();
     void settle();
@@ -84,8 +96,10 @@ private:
     std::array<int64_t, kRungs> cuts_{}, held_{}, partial_{};
     Scores slow_{}, fast_{};
     std::array<int64_t, kRungs> leads_{}, gains_{}, squares_{};
-    std::list<Ghost> ghosts_;  // in the order in which they came
-    std::unordered_map<uint64_t, std::list<Ghost>::iterator> by_key_;
+    std::vector<Run> runs_;
+    Arena<Ghost> ghosts_;
+    HandleTable by_key_;
+    Handle oldest_ = kNone, newest_ = kNone;
     int64_t ghost_tokens_ = 0;
 };
 
