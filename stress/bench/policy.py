@@ -1,8 +1,8 @@
 """What a turn costs under the policy that learns, over LRU's: chats that grow, in a pool for half of them, C++ core.
 
 The load is that of `chats.py`, at page sizes 1 and 16, through leases; the two take turns, a stretch each, and also at
-going first, since that one fetches the tokens from memory. All of it several times over, in new caches: a stretch takes half a millisecond, and on a machine
-that others use as well the median of few says little.
+going first, since who does fetches the tokens from memory. All of it several times over, in new caches: a stretch takes
+half a millisecond, and on a machine that others use as well the median of few says little.
 """
 
 from __future__ import annotations
