@@ -281,11 +281,12 @@ class KVEventPublisher:
     def _put(self, events: Sequence[KVCacheEvent]) -> None:
         """Queue the events of a turn, or drop them."""
         if self._lost or len(self._queue) >= self._queue_size:
-            if not self._lost:
-                _log.warning("%d turns wait for the KV event thread: dropping until it has caught up", len(self._queue))
-            self._lost = True
+            first, self._lost = not self._lost, True
             self._num_skipped += 1
             self._num_dropped += 1
+            if first:
+                _log.warning("%d turns wait for the KV event thread: dropping until it has caught up", len(self._queue))
+                self._wake()  # it may have caught up before it could see that there is something to make good
             return
         self._append(events)
 

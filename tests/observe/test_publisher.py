@@ -156,6 +156,43 @@ async def test_a_slow_thread_makes_gaps_that_are_counted_and_then_made_good(monk
                 assert published.num_dropped == 6
 
 
+async def test_a_thread_that_catches_up_while_it_is_said_to_lag_makes_good_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_go, idle = threading.Event(), threading.Event()
+    serve = KVEventPublisher._serve
+
+    def held_up(self: KVEventPublisher) -> None:
+        may_go.wait()
+        serve(self)
+
+    class Watched(zmq.Poller):
+        """Tells that the thread has done all there was, and has seen what there is to make good."""
+
+        def poll(self, timeout: float | None = None) -> list[Any]:
+            if not published._queue:
+                idle.set()
+            return super().poll(timeout)
+
+    def caught_up(*_: object) -> None:
+        may_go.set()
+        idle.wait()
+
+    monkeypatch.setattr(KVEventPublisher, "_serve", held_up)
+    monkeypatch.setattr(zmq, "Poller", Watched)
+    monkeypatch.setattr(publisher._log, "warning", caught_up)
+    async with opened(64, enable_kv_cache_events=True) as cache:
+        published = KVEventPublisher(cache, PUB, queue_size=1, delay=0)
+        async with published:
+            await filled(cache, key(1))  # what was cached at the start waits, so this is dropped
+            while published.num_dropped == 0:
+                await settled()
+            # Nobody asks for anything: it is for the cache and the thread to go on.
+            while published._lost:
+                await settled()
+            assert await published.sent() == 2 + published.num_dropped
+
+
 async def test_the_events_of_many_turns_are_one_batch_and_sent_waits_for_no_time_to_pass() -> None:
     async with opened(256, 4, enable_kv_cache_events=True) as cache:
         async with KVEventPublisher(cache, PUB, REPLAY, delay=3_600) as published:
