@@ -86,7 +86,7 @@ class TransferError(TierError):
 
 
 class StorageCorruptError(TierError):
-    """A stored page does not match its checksum or its key."""
+    """A stored page does not match its checksum, its key or the size of a page."""
 
 
 class InvariantError(AradixError):

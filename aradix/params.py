@@ -409,6 +409,7 @@ class CacheStats:
         host_evicted: tokens evicted from the host, so far.
         prefetched_tokens: tokens that came from the storage tier, so far.
         archived_tokens: tokens that were put there, or found there already, so far.
+        unarchived_tokens: tokens that were not put there, since half of the host waited for that already, so far.
     """
 
     num_slots: int
@@ -446,6 +447,7 @@ class CacheStats:
     host_evicted: int = field(default=0)
     prefetched_tokens: int = field(default=0)
     archived_tokens: int = field(default=0)
+    unarchived_tokens: int = field(default=0)
     num_pins: int = field(default=0)
     pinned: int = field(default=0)
     num_joiners: int = field(default=0)

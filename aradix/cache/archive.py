@@ -15,6 +15,7 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
+from aradix.errors import StorageCorruptError
 from aradix.events import TierFault
 from aradix.keys import Namespace, RadixKey
 from aradix.memory.storage.protocol import PageSpace
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["Archive"]
 
 _BATCH_PAGES = 64
+_BATCH_BYTES = 16 << 20
+"""Of the pages in one call of the store, unless one has more: its calls have a time limit, however large pages are."""
+_MAX_FAULTS = 1000
 _MAX_HELD = 2
 """A part of the host, one in so many slots, that may wait to be put into the store; more is not put there."""
 
@@ -70,11 +74,14 @@ class Archive:
         self.store = params.storage
         self.num_fetched_tokens = 0
         self.num_put_tokens = 0
+        self.num_skipped_tokens = 0
         self._params = params
         self._tiers = tiers
         self._core = tiers.core
         self._pool = params.host
         self._page_size = params.page_size
+        self._batch_pages = max(1, min(_BATCH_PAGES, _BATCH_BYTES // self._pool.page_bytes))
+        self._faults: deque[TierFault] = deque(maxlen=_MAX_FAULTS)
         self._fetches: dict[bytes, _Fetch] = {}
         self._puts: deque[_Put] = deque()
         self._putting: _Put | None = None
@@ -110,8 +117,13 @@ class Archive:
         missing = (hold.limit - found) // self._page_size * self._page_size
         return hold.load_back and hold.node_id != 0 and missing >= self._params.load_back_threshold
 
-    async def prefetch(self, hold: Hold) -> bool:
-        """Bring to the host what the store has of a lease's key beyond device and host. Waits until the deadline.
+    def deadline(self) -> float:
+        """The time of the event loop up to which a lease that comes now waits for the store."""
+        return anyio.current_time() + self._params.prefetch_timeout_s
+
+    async def prefetch(self, hold: Hold, deadline: float) -> bool:
+        """Bring to the host what the store has of a lease's key beyond device and host. Waits until the deadline, a
+        time of the event loop.
 
         The lease keeps its pin meanwhile. What comes later than the deadline is there for the next one. True where
         somebody else's key is being fetched, of which this one's begins with the same page.
@@ -126,7 +138,7 @@ class Archive:
             fetch = self._fetches[hashes[0]] = _Fetch(hold.key.namespace, NO_SLOTS)
             self._tiers.begin_store(hold.node_id)  # a host copy needs one of all above it
             self._tasks.start_soon(self._fetch, fetch, hold.key, start, hashes, name="aradix prefetch")
-        with anyio.move_on_after(self._params.prefetch_timeout_s):
+        with anyio.CancelScope(deadline=deadline):
             await fetch.event.wait()
         return joined
 
@@ -147,9 +159,8 @@ class Archive:
         fetch.slots = self._tiers.host.take(num_pages * size)
         num_pages = len(fetch.slots) // size
         num_read = 0
-        for first, last in _batches(num_pages):
-            pages = await self.store.get(space, hashes[first:last])
-            found = pages[: _num_leading([page is not None for page in pages])]
+        for first, last in self._batches(num_pages):
+            found = self._whole_pages(hashes[first:last], await self.store.get(space, hashes[first:last]))
             targets = (fetch.slots[first * size : (first + len(found)) * size : size] // size).tolist()
             if self._pool.pages is None:
                 self._write(targets, found)
@@ -169,6 +180,20 @@ class Archive:
                 return
             await self._tiers.wait_for_backup()  # of what stands above
 
+    def _whole_pages(self, hashes: list[bytes], pages: list[bytes | None]) -> list[bytes]:
+        """The pages up to the first that is not there, or is none of this pool's."""
+        size = 0 if self._pool.pages is None else self._pool.page_bytes
+        found: list[bytes] = []
+        for page_hash, page in zip(hashes, pages, strict=False):
+            if page is None:
+                break
+            if len(page) != size:
+                error = StorageCorruptError(f"page {page_hash.hex()[:16]} has {len(page)} bytes and not {size}")
+                self._faults.append(TierFault("get", error, self._page_size))
+                break
+            found.append(page)
+        return found
+
     def _write(self, targets: list[int], pages: list[bytes]) -> None:
         for page_id, page in zip(targets, pages, strict=True):
             self._pool.set_page(page_id, page)
@@ -180,6 +205,7 @@ class Archive:
         if not landed.num_tokens or not landed.last.node_id or self._tasks is None:
             return
         if self._num_held + landed.num_tokens > self._pool.num_slots // _MAX_HELD:
+            self.num_skipped_tokens += landed.num_tokens
             return
         read = self._core.begin_read(landed.last, job.start)
         self._num_held += read.end - read.start
@@ -210,7 +236,7 @@ class Archive:
     async def _put(self, put: _Put) -> None:
         size, space = self._page_size, self._space(put.namespace)
         page_ids = (put.read.host_slots[::size] // size).tolist()
-        for first, last in _batches(len(page_ids)):
+        for first, last in self._batches(len(page_ids)):
             if self._pool.pages is None:  # it only keeps books, and there is nothing to copy
                 pages = self._read(page_ids[first:last])
             else:
@@ -256,17 +282,19 @@ class Archive:
         self.forget(lambda namespace: True)
 
     def take_faults(self) -> list[TierFault]:
-        """What the store reports since the last call."""
-        return [
+        """What the store reports since the last call, and what was wrong with what it gave."""
+        faults = [
             TierFault(fault.operation, fault.error, len(fault.hashes) * self._page_size)
             for fault in self.store.take_faults()
         ]
+        faults += self._faults
+        self._faults.clear()
+        return faults
+
+    def _batches(self, num_pages: int) -> Iterator[tuple[int, int]]:
+        for first in range(0, num_pages, self._batch_pages):
+            yield first, min(first + self._batch_pages, num_pages)
 
 
 def _num_leading(present: list[bool]) -> int:
     return present.index(False) if False in present else len(present)
-
-
-def _batches(num_pages: int) -> Iterator[tuple[int, int]]:
-    for first in range(0, num_pages, _BATCH_PAGES):
-        yield first, min(first + _BATCH_PAGES, num_pages)

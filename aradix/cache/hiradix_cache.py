@@ -111,8 +111,13 @@ class HiRadixCache(RadixCache):
     ) -> bool | None:
         try:
             if self._tiers.archive is not None and error is None and not self._calls.closed:
-                with anyio.move_on_after(_LAST_PUTS_S):
-                    await self._all_archived()
+                try:
+                    with anyio.move_on_after(_LAST_PUTS_S):
+                        await self._all_archived()
+                except BaseException as failure:  # cancelled, by who is around or by a failure in the background
+                    if not await super().__aexit__(type(failure), failure, failure.__traceback__):
+                        raise
+                    return None
             return await super().__aexit__(kind, error, trace)
         finally:
             await self._tiers.close_transfer()

@@ -102,12 +102,13 @@ class Tiers:
                 return
 
     async def _prefetch(self, archive: Archive, hold: Hold) -> None:
-        """Bring to the host what the store has of a lease's key. Waits; safe to cancel."""
+        """Bring to the host what the store has of a lease's key. Waits until one deadline; safe to cancel."""
+        deadline = archive.deadline()
         while archive.wants(hold):
             num_found = hold.num_matched + hold.host_hit
             self._leases.passing.add(hold)
             try:
-                joined = await archive.prefetch(hold)
+                joined = await archive.prefetch(hold, deadline)
             except BaseException:
                 self._leases.passing.discard(hold)
                 self._leases.release(hold)
@@ -124,6 +125,8 @@ class Tiers:
                 raise closed_error()
             # Somebody else's key may have been shorter.
             if hold.released or not joined or hold.num_matched + hold.host_hit <= num_found:
+                return
+            if anyio.current_time() >= deadline:
                 return
 
     # ---- going down ----
@@ -271,4 +274,5 @@ class Tiers:
             "host_evicted": self.host.num_evicted,
             "prefetched_tokens": self.archive.num_fetched_tokens if self.archive is not None else 0,
             "archived_tokens": self.archive.num_put_tokens if self.archive is not None else 0,
+            "unarchived_tokens": self.archive.num_skipped_tokens if self.archive is not None else 0,
         }

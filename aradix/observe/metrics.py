@@ -102,6 +102,7 @@ _HOST_COUNTERS = (
     ("host_evicted_tokens", "Tokens evicted from the host.", "host_evicted"),
     ("failed_copies", "Copies between device and host of which a part or all failed.", "failed_copies"),
     ("archived_tokens", "Tokens put into storage.", "archived_tokens"),
+    ("unarchived_tokens", "Tokens not put into storage, which came too slowly after.", "unarchived_tokens"),
 )
 _STORAGE_COUNTERS = (
     ("storage_hit_pages", "Pages that storage had.", "hits"),

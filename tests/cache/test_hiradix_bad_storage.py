@@ -19,6 +19,7 @@ from aradix.observe import CacheMetrics
 from tests.cache.acts import key
 from tests.cache.test_hiradix_storage import PAGE, started
 from tests.memory.storage.servers import free_port, needs_mooncake
+from tests.support.stores import MemoryStore
 
 pytestmark = pytest.mark.anyio
 
@@ -103,3 +104,16 @@ async def test_a_page_that_is_not_what_it_should_be_ends_the_prefix_and_is_told(
         assert await worker.request(WANTED) == 6 * PAGE
         assert not worker.cache.take_faults()
     await store.aclose()
+
+
+async def test_a_page_of_the_wrong_size_is_a_miss_and_told() -> None:
+    store = MemoryStore()
+    async with started(store) as worker:
+        await worker.request(WANTED)
+    spoilt = list(store.pages)[3]
+    store.pages[spoilt] += b"?"
+    async with started(store) as worker:
+        assert await worker.request(WANTED) == 3 * PAGE
+        (fault,) = worker.cache.take_faults()
+        assert (fault.operation, fault.num_tokens) == ("get", PAGE)
+        assert isinstance(fault.error, StorageCorruptError)

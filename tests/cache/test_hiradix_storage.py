@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,10 @@ from aradix import (
     RadixKey,
     SlotAllocator,
 )
-from aradix.errors import ConfigError
+from aradix.cache import archive
+from aradix.cache.archive import Archive
+from aradix.cache.hold import Hold
+from aradix.errors import CacheClosedError, ConfigError
 from aradix.memory.storage.file_store import FileStore
 from aradix.memory.storage.protocol import PageSpace
 from tests.cache.acts import begin, entered, key, settled
@@ -206,6 +210,173 @@ async def test_what_is_on_its_way_at_a_flush_arrives_nowhere() -> None:
         act.value.release()
         assert await worker.request(wanted, load_back=False) == 0
         assert await worker.request(wanted) == 24
+
+
+class HeldInGet(MemoryStore):
+    """Waits with what it has read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held_read: anyio.Event | None = None
+
+    async def get(self, space: PageSpace, hashes: Sequence[bytes]) -> list[bytes | None]:
+        pages = await super().get(space, hashes)
+        if self.held_read is not None:
+            await self.held_read.wait()
+        return pages
+
+
+async def test_what_was_read_before_a_flush_arrives_nowhere() -> None:
+    store = HeldInGet()
+    wanted = key(range(1, 25))
+    async with started(store) as worker:
+        await worker.request(wanted)
+        await worker.archived()
+    async with started(store) as worker, anyio.create_task_group() as tasks:
+        store.held_read = anyio.Event()
+        act = await begin(tasks, entered, worker.cache, wanted)
+        while "get" not in store.calls:
+            await checkpoint()
+        await worker.cache.flush()
+        store.held_read.set()
+        while act.waits:
+            await checkpoint()
+        assert act.value.num_matched == 0
+        act.value.release()
+        assert worker.cache.stats().host_used == 0
+        assert worker.cache.peek(wanted) == 0
+
+
+async def test_what_was_copied_before_a_flush_is_not_put_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    copied, may_go = threading.Event(), threading.Event()
+    read = HostKVPool.get_page
+
+    def held_up(self: HostKVPool, page: int) -> bytes:
+        copied.set()
+        may_go.wait()
+        return read(self, page)
+
+    monkeypatch.setattr(HostKVPool, "get_page", held_up)
+    async with started(store) as worker:
+        await worker.request(key(range(1, 25)))
+        while not copied.is_set():
+            await checkpoint()
+        await worker.cache.flush()
+        may_go.set()
+        await worker.archived()
+        assert store.calls == ["exists", "clear"]
+        assert store.pages == {}
+
+
+async def test_a_lease_waits_for_the_store_until_one_deadline_whoever_it_joins(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    async with started(store) as worker:
+        await worker.request(key(range(1, 33)))
+        await worker.archived()
+    waits: dict[Hold, list[float]] = {}
+    prefetch = Archive.prefetch
+
+    async def noted(self: Archive, hold: Hold, deadline: float) -> bool:
+        waits.setdefault(hold, []).append(deadline)
+        return await prefetch(self, hold, deadline)
+
+    monkeypatch.setattr(Archive, "prefetch", noted)
+    async with started(store) as worker, anyio.create_task_group() as tasks:
+        store.held = anyio.Event()
+        acts = [await begin(tasks, entered, worker.cache, key(range(1, last))) for last in (9, 17, 33)]
+        store.held.set()
+        while any(act.waits for act in acts):
+            await checkpoint()
+        assert [act.value.num_matched for act in acts] == [8, 16, 32]
+        for act in acts:
+            act.value.release()
+    assert max(map(len, waits.values())) > 1
+    assert all(len(set(deadlines)) == 1 for deadlines in waits.values())
+
+
+async def test_no_call_of_the_store_has_more_pages_than_it_has_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counting(MemoryStore):
+        async def get(self, space: PageSpace, hashes: Sequence[bytes]) -> list[bytes | None]:
+            sizes["get"].append(len(hashes))
+            return await super().get(space, hashes)
+
+        async def put(self, space: PageSpace, hashes: Sequence[bytes], pages: Sequence[bytes]) -> list[bool]:
+            sizes["put"].append(len(hashes))
+            return await super().put(space, hashes, pages)
+
+    sizes: dict[str, list[int]] = {}
+    for batch_bytes, expected in ((160, [2, 2, 2]), (64, [1] * 6), (1, [1] * 6), (1 << 20, [6])):
+        monkeypatch.setattr(archive, "_BATCH_BYTES", batch_bytes)
+        sizes.update(get=[], put=[])
+        store = Counting()
+        for found in (0, 24):
+            async with started(store) as worker:  # whose pages have 64 bytes
+                assert await worker.request(key(range(1, 25))) == found
+                await worker.archived()
+        assert sizes == {"get": expected, "put": expected}
+
+
+async def test_what_comes_too_fast_for_the_store_is_counted() -> None:
+    store = MemoryStore()
+    async with started(store) as worker:
+        store.held = anyio.Event()
+        for first in range(0, 150, 50):
+            await worker.request(key(range(first + 1, first + 41)), load_back=False)
+            while worker.cache.stats().storing:
+                await checkpoint()
+            await worker.cache.evict(EvictParams(40))
+        assert worker.cache.stats().unarchived_tokens == 2 * 40  # half of the host's 128 slots may wait
+        store.held.set()
+        await worker.archived()
+        assert worker.cache.stats().archived_tokens == 40
+
+
+class Failing(MemoryStore):
+    """Breaks what a store promises."""
+
+    async def put(self, space: PageSpace, hashes: Sequence[bytes], pages: Sequence[bytes]) -> list[bool]:
+        await self._begin("put", hashes)
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("cause", ["around", "background"])
+async def test_who_is_cancelled_while_the_last_pages_are_put_leaves_a_closed_cache(cause: str) -> None:
+    store = MemoryStore() if cause == "around" else Failing()
+    store.held = held = anyio.Event()
+    scope = anyio.CancelScope()
+    workers: list[Worker] = []
+
+    async def leave() -> None:
+        with scope:
+            async with started(store) as worker:
+                workers.append(worker)
+                await worker.request(key(range(1, 25)), load_back=False)
+
+    async def interrupt() -> None:
+        while "put" not in store.calls:
+            await checkpoint()
+        if cause == "around":
+            scope.cancel()
+        else:
+            held.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(interrupt)
+        if cause == "around":
+            await leave()
+            assert scope.cancelled_caught
+        else:
+            with pytest.raises(ExceptionGroup) as raised:
+                await leave()
+            assert raised.group_contains(ZeroDivisionError)
+    params = workers[0].cache._params
+    with pytest.raises(CacheClosedError):
+        await workers[0].cache.flush()
+    workers[0].cache.check()
+    for allocator in (params.allocator, params.host.allocator):
+        allocator.reclaim()
+        assert allocator.available_size() == allocator.num_slots
 
 
 async def test_a_page_store_is_asked_for_what_it_must_have() -> None:
