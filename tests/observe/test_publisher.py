@@ -169,7 +169,7 @@ async def test_a_thread_that_catches_up_while_it_is_said_to_lag_makes_good_all_t
     class Watched(zmq.Poller):
         """Tells that the thread has done all there was, and has seen what there is to make good."""
 
-        def poll(self, timeout: float | None = None) -> list[Any]:
+        def poll(self, timeout: int | None = None) -> list[Any]:
             if not published._queue:
                 idle.set()
             return super().poll(timeout)
