@@ -172,6 +172,7 @@ class _Desk:
             "walk": survey.num_walks,
             "progress": survey.progress,
             "tree": survey.done if survey.num_walks != walk else None,
+            "others": asdict(survey.others),
             "leases": self._leases(now),
             "waiters": self._waiters(now),
             "gates": self._gates(),
@@ -236,9 +237,14 @@ class _Desk:
             for gate in gates.standing[:_MAX_LISTED]
         ]
 
-    def search(self, namespace: Namespace, ids: list[int]) -> dict[str, Any]:
-        """How much of a prompt is cached, and the nodes on its way."""
+    def search(self, root: str | None, ids: list[int]) -> dict[str, Any]:
+        """How much of a prompt is cached in the namespace that has this root, and the nodes on its way.
+
+        Raises:
+            InvalidKeyError: there is no such root.
+        """
         cache = self._cache
+        namespace = Namespace() if root is None else self._namespace_at(root)
         key = cache._view(RadixKey(ids, namespace))
         path = cache._core.look(key)
         shown = []
@@ -247,6 +253,12 @@ class _Desk:
             if glance is not None:
                 shown.append({"id": node_id, "n": glance.num_tokens, "d": glance.depth, "p": glance.lock_ref})
         return {"matched": cache.peek(key), "asked": len(key), "path": shown, "ns": namespace_label(namespace)}
+
+    def _namespace_at(self, root: str) -> Namespace:
+        glance = self._cache._core.glance(int(root), children=False) if root.isdecimal() and len(root) < 20 else None
+        if glance is None or glance.parent_id:
+            raise InvalidKeyError(f"no namespace that holds anything has the root {root[:20]!r}")
+        return glance.namespace
 
 
 def _number(text: str | None, least: float) -> float:
@@ -271,10 +283,6 @@ def _ids(text: str) -> list[int]:
         raise InvalidKeyError("token ids are whole numbers, with commas or spaces between them") from None
 
 
-def _namespace(query: Any) -> Namespace:
-    return Namespace(**{name: query[name] for name in Namespace._fields if query.get(name)})
-
-
 def inspector(cache: RadixCache, *, show_tokens: bool = False) -> Starlette:
     """An ASGI app that shows a cache: the page at `/`, what it asks for below `/api`. Does not wait.
 
@@ -294,7 +302,7 @@ def inspector(cache: RadixCache, *, show_tokens: bool = False) -> Starlette:
         steps: dict[str, Callable[[], dict[str, Any]]] = {
             "api/about": desk.about,
             "api/state": lambda: desk.state(walk, since),
-            "api/search": lambda: desk.search(_namespace(query), _ids(query.get("tokens", ""))),
+            "api/search": lambda: desk.search(query.get("root"), _ids(query.get("tokens", ""))),
         }
         try:
             found = await desk.ask(steps[what])

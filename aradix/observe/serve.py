@@ -15,11 +15,11 @@ import anyio
 
 from aradix.errors import ConfigError
 from aradix.observe.inspection import make_page_app
+from aradix.observe.loopback import guarded
 
 try:
     import uvicorn
     from starlette.applications import Starlette
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
 except ImportError as error:
     raise ImportError("the inspector's server needs uvicorn: pip install 'aradix[inspect]'") from error
 
@@ -27,7 +27,6 @@ __all__ = ["DEFAULT_HOST", "DEFAULT_PORT", "attached", "serving"]
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8188
-_LOOPBACK = ("127.0.0.1", "localhost")
 _PATIENCE_SECONDS = 5.0
 
 
@@ -43,11 +42,10 @@ async def serving(app: Any, host: str = DEFAULT_HOST, port: int = DEFAULT_PORT) 
         listening = socket.create_server((host, port), family=family)
     except OSError as error:
         raise ConfigError(f"the inspector cannot be served at {host}:{port}: {error}") from error
-    if host in _LOOPBACK:
-        # A page from elsewhere may not read this one by having its own name point here.
-        app = TrustedHostMiddleware(app, [*_LOOPBACK])
     server = uvicorn.Server(
-        uvicorn.Config(app, log_config=None, lifespan="off", access_log=False, timeout_graceful_shutdown=1)
+        uvicorn.Config(
+            guarded(app, host), log_config=None, lifespan="off", access_log=False, timeout_graceful_shutdown=1
+        )
     )
     thread = threading.Thread(target=server.run, args=([listening],), name="aradix inspector", daemon=True)
     thread.start()

@@ -7,6 +7,7 @@ that what is kept is bounded, however many nodes there are.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,12 @@ import numpy as np
 from aradix.observe.labels import namespace_label
 from aradix.tree.protocol import Gate, Glance, Latch, TreeCore
 
-__all__ = ["Summary", "Survey", "summary_dict"]
+__all__ = ["OtherRoots", "Summary", "Survey", "summary_dict"]
 
 _MIN_PART = 1 / 2_000
 """A subtree with a smaller part of all cached tokens is not kept one by one: about what a pixel shows."""
 _MAX_PARTS = 200
-"""Children that a node keeps one by one; the others are summed up."""
+"""Children that a node keeps one by one; the others are summed up. So are namespaces."""
 
 
 class Summary:
@@ -99,6 +100,25 @@ class Summary:
         self.rest_tokens += part.num_tokens
 
 
+@dataclass(slots=True)
+class OtherRoots:
+    """The sums of the namespaces that are not kept one by one: how many they are, and what they hold."""
+
+    num_roots: int = 0
+    num_nodes: int = 0
+    num_tokens: int = 0
+    num_pinned: int = 0
+    num_host: int = 0
+
+    def add(self, root: Summary) -> None:
+        """Take in a namespace."""
+        self.num_roots += 1
+        self.num_nodes += root.num_nodes
+        self.num_tokens += root.num_tokens
+        self.num_pinned += root.num_pinned
+        self.num_host += root.num_host
+
+
 class _Frame:
     """A node on the way down, and the children that are still to be seen."""
 
@@ -112,7 +132,8 @@ class _Frame:
 class Survey:
     """Walks through a tree again and again, a few nodes at a time. Nothing here waits.
 
-    `done` has the roots of the last complete walk, `progress` how far the one under way is.
+    `done` has the largest roots of the last complete walk, `others` the sums of the rest, `progress` how far the walk
+    under way is.
     """
 
     def __init__(self, core: TreeCore) -> None:
@@ -120,8 +141,10 @@ class Survey:
         self._stack: list[_Frame] = []
         self._roots: list[int] | None = None
         self._found: list[Summary] = []
+        self._others = OtherRoots()
         self._num_seen = 0
         self.done: list[Summary] = []
+        self.others = OtherRoots()
         self.num_walks = 0
 
     @property
@@ -133,7 +156,7 @@ class Survey:
         """See so many more nodes; whether a walk was completed with that."""
         core = self._core
         if self._roots is None:
-            self._roots, self._found, self._num_seen = core.roots(), [], 0
+            self._roots, self._found, self._others, self._num_seen = core.roots(), [], OtherRoots(), 0
         least = (core.evictable_tokens + core.protected_tokens) * _MIN_PART
         for _ in range(num_nodes):
             if self._stack:
@@ -145,7 +168,8 @@ class Survey:
             elif self._roots:
                 self._enter(self._roots.pop(), 0.0)
             else:
-                self.done = sorted(self._found, key=lambda root: root.num_tokens, reverse=True)
+                self._keep_largest()
+                self.done, self.others = self._found, self._others
                 self._roots = None
                 self.num_walks += 1
                 return True
@@ -169,6 +193,15 @@ class Survey:
             self._stack[-1].summary.add(summary, summary.num_tokens >= least)
         else:
             self._found.append(summary)
+            if len(self._found) > 2 * _MAX_PARTS:
+                self._keep_largest()
+
+    def _keep_largest(self) -> None:
+        """Keep the largest namespaces one by one, in that order."""
+        self._found.sort(key=lambda root: root.num_tokens, reverse=True)
+        for root in self._found[_MAX_PARTS:]:
+            self._others.add(root)
+        del self._found[_MAX_PARTS:]
 
 
 def summary_dict(top: Summary, *, show_tokens: bool) -> dict[str, Any]:

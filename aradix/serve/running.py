@@ -26,12 +26,13 @@ from aradix.engine.llama import LlamaModel, LlamaRunner
 from aradix.engine.weights import read_folder, read_gguf, smollm2_path
 from aradix.errors import ConfigError
 from aradix.memory.host_pool import HostKVPool
+from aradix.observe.loopback import is_loopback
 from aradix.serve.app import serve_app, service_of
 from aradix.serve.asking import ask
 from aradix.serve.beside import beside
 from aradix.serve.chat import ChatTemplate
 from aradix.serve.model import ServedModel
-from aradix.serve.server import LOOPBACK, listening
+from aradix.serve.server import listening
 from aradix.serve.service import Service
 from aradix.serve.tokenizer import ModelTokenizer
 
@@ -55,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
     """
     logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s", level=logging.WARNING)
     options.api_key = options.api_key or list(filter(None, [os.environ.get("ARADIX_API_KEY")]))
-    if options.host not in LOOPBACK and not options.api_key:
+    if not is_loopback(options.host) and not options.api_key:
         _say(f"anybody who reaches {options.host} may ask, and sees the inspector: there is no --api-key")
     loaded = _load(options)
     with closing(loaded.runner):

@@ -11,16 +11,15 @@ from typing import Any
 import anyio
 
 from aradix.errors import ConfigError
+from aradix.observe.loopback import guarded
 
 try:
     import uvicorn
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
 except ImportError as error:
     raise ImportError("the server needs uvicorn: pip install 'aradix[serve]'") from error
 
-__all__ = ["LOOPBACK", "listening"]
+__all__ = ["listening"]
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _BACKLOG = 2048
 _KEEP_ALIVE_SECONDS = 65
 """More than clients and proxies keep an idle connection, so that they are the ones to end it."""
@@ -47,11 +46,8 @@ class _Server(uvicorn.Server):
 async def listening(app: Any, host: str, port: int, names: Sequence[str] = ()) -> AsyncIterator[str]:
     """Serve an app until the block is left; gives its URL. On asyncio. Waits until it has started, and until it stops.
 
-    On loopback only requests to a name of this machine are answered: else a page from elsewhere could have its own name
-    point here, and read what is answered.
-
     Args:
-        app: what is served; requests under way get a second to end.
+        app: what is served, `guarded` on loopback; requests under way get a second to end.
         host, port: where; port 0 takes a free one.
         names: by which clients may call it on loopback, beside those of the machine: what a proxy passes on.
 
@@ -63,11 +59,9 @@ async def listening(app: Any, host: str, port: int, names: Sequence[str] = ()) -
         bound = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise ConfigError(f"nothing can be served at {host}:{port}: {error}") from error
-    if host in LOOPBACK:
-        app = TrustedHostMiddleware(app, [*LOOPBACK, "[::1]", *names])
     server = _Server(
         uvicorn.Config(
-            app,
+            guarded(app, host, names),
             log_config=None,
             lifespan="off",
             access_log=False,

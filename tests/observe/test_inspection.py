@@ -15,6 +15,7 @@ import pytest
 from aradix import CacheInitParams, Namespace, RadixCache, SlotAllocator
 from aradix.errors import ConfigError
 from aradix.observe import inspector
+from aradix.observe.loopback import guarded, is_loopback
 from aradix.observe.serve import attached, serving
 from tests.cache.acts import begin, entered, filled, joiner, key, leader
 from tests.support.caches import opened
@@ -42,9 +43,9 @@ def fetched(url: str, method: str = "GET") -> Answer:
         return Answer(error.code, dict(error.headers), error.read().decode())
 
 
-def said_to(port: int, host: str) -> str:
+def said_to(port: int, host: str, address: str = "127.0.0.1") -> str:
     """What the page answers to somebody who calls it by that name. Blocks."""
-    with socket.create_connection(("127.0.0.1", port)) as connection:
+    with socket.create_connection((address, port)) as connection:
         connection.sendall(f"GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
         return connection.recv(100).decode()
 
@@ -107,13 +108,30 @@ async def test_searching_finds_a_prefix_in_its_namespace() -> None:
             found = (await ask(f"{url}api/search?tokens=1,2,3,4,5,99")).found
             assert (found["matched"], found["asked"], found["ns"]) == (5, 6, "default")
             assert [node["n"] for node in found["path"]] == [0, 4, 4]
-            assert (await ask(f"{url}api/search?tokens=1%202%203&tenant=t")).found["matched"] == 0
             assert (await ask(f"{url}api/search?tokens=")).found["matched"] == 0
             for wrong in ("1,x", "-1", str(2**40)):
                 answer = await ask(f"{url}api/search?tokens={wrong}")
                 assert answer.status == 400
                 assert "token ids" in answer.found["error"]
             assert cache.stats().queries == 2  # looking counts for nothing
+
+
+async def test_a_namespace_is_searched_by_its_root_whatever_its_fields_are() -> None:
+    spaces = [Namespace(version=1), Namespace(version="1"), Namespace(lora="a,tenant=b"), Namespace(salt="#1=&é")]
+    async with opened(64) as cache:
+        for number, space in enumerate(spaces):
+            await filled(cache, key(range(number + 1), namespace=space))
+        async with serving(inspector(cache), port=0) as url:
+            tree = (await with_tree(url))["tree"]
+            assert len(tree) == len(spaces)
+            for root in tree:
+                found = (await ask(f"{url}api/search?tokens=0,1,2,3&root={root['id']}")).found
+                assert (found["matched"], found["ns"]) == (root["t"], root["ns"])
+            assert (await ask(f"{url}api/search?tokens=0")).found["matched"] == 0
+            leaf = tree[0]["k"][0]["id"]
+            for wrong in (leaf, 10**9, "x", "9" * 40):
+                answer = await ask(f"{url}api/search?tokens=0&root={wrong}")
+                assert (answer.status, "no namespace" in answer.found["error"]) == (400, True)
 
 
 @pytest.mark.parametrize("allowed", [False, True])
@@ -148,6 +166,11 @@ async def test_it_binds_to_loopback_unless_told() -> None:
             port = int(url.rstrip("/").rpartition(":")[2])
             assert (await anyio.to_thread.run_sync(said_to, port, "evil.example")).startswith("HTTP/1.1 400")
             assert (await anyio.to_thread.run_sync(said_to, port, f"localhost:{port}")).startswith("HTTP/1.1 200")
+        async with serving(app, "127.0.0.2", 0) as url:
+            port = int(url.rstrip("/").rpartition(":")[2])
+            for name, status in (("evil.example", 400), ("127.0.0.2", 200), ("[::1]:80", 200)):
+                said = await anyio.to_thread.run_sync(said_to, port, name, "127.0.0.2")
+                assert said.startswith(f"HTTP/1.1 {status}")
         async with serving(app, "0.0.0.0", 0) as url:
             assert url.startswith("http://0.0.0.0:")
         with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -155,6 +178,15 @@ async def test_it_binds_to_loopback_unless_told() -> None:
             with pytest.raises(ConfigError, match=f"cannot be served at 127.0.0.1:{port}"):
                 async with serving(app, port=port):
                     pass
+
+
+@pytest.mark.parametrize(
+    ("host", "is_local"),
+    [("localhost", True), ("::1", True), ("127.8.9.10", True), ("0.0.0.0", False), ("::", False), ("a.example", False)],
+)
+def test_what_loopback_is(host: str, is_local: bool) -> None:
+    assert is_loopback(host) is is_local
+    assert (guarded(inspector, host) is inspector) is not is_local
 
 
 async def test_a_cache_that_is_not_open_says_so_and_a_closed_one_still_answers() -> None:

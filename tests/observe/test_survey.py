@@ -95,6 +95,23 @@ def test_what_is_kept_of_a_large_tree_is_bounded() -> None:
     assert len(kept) < 2_000
 
 
+def test_of_many_namespaces_the_largest_are_kept_and_the_others_summed_up() -> None:
+    core = make_core("auto", policy="lru", page_size=1)
+    for number in range(1_000):
+        ids = np.arange(1 + number % 500, dtype=np.int32)
+        core.insert(RadixKey(ids, Namespace(salt=str(number))), np.arange(len(ids)))
+    survey = Survey(core)
+    kept = surveyed(survey)
+    assert [root.num_tokens for root in kept] == sorted([*range(401, 501)] * 2, reverse=True)
+    others = survey.others
+    assert (others.num_roots, others.num_tokens) == (800, core.evictable_tokens - sum(root.num_tokens for root in kept))
+    assert others.num_nodes + sum(root.num_nodes for root in kept) == core.num_nodes + 1_000
+    core.detach()
+    surveyed(survey)
+    surveyed(survey)
+    assert survey.others.num_roots == 0
+
+
 def test_a_step_sees_no_more_nodes_than_it_was_told() -> None:
     core = grown("python", 200)
     seen = []
