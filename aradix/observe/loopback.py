@@ -24,14 +24,15 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def guarded(app: Any, host: str, names: Sequence[str] = ()) -> Any:
-    """An app that is to be served at `host`. On loopback others than requests to a name of this machine get a 400.
+def guarded(app: Any, address: str, names: Sequence[str]) -> Any:
+    """An app that is to be served at `address`. On loopback others than requests to a name of this machine get a 400.
 
     Else a page from elsewhere could have its own name point here, and read what is answered.
 
     Args:
         app: an ASGI app.
-        host: where it will be served.
-        names: by which it may be called on loopback, beside those of the machine: what a proxy passes on.
+        address: that its socket is bound to, as the socket says it: many names lead to loopback.
+        names: by which it may be called on loopback, beside those of the machine: the one it was told, and what a proxy
+            passes on.
     """
-    return TrustedHostMiddleware(app, [*_NAMES, host, *names]) if is_loopback(host) else app
+    return TrustedHostMiddleware(app, [*_NAMES, address, *names]) if is_loopback(address) else app

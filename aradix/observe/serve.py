@@ -44,7 +44,11 @@ async def serving(app: Any, host: str = DEFAULT_HOST, port: int = DEFAULT_PORT) 
         raise ConfigError(f"the inspector cannot be served at {host}:{port}: {error}") from error
     server = uvicorn.Server(
         uvicorn.Config(
-            guarded(app, host), log_config=None, lifespan="off", access_log=False, timeout_graceful_shutdown=1
+            guarded(app, listening.getsockname()[0], [host]),
+            log_config=None,
+            lifespan="off",
+            access_log=False,
+            timeout_graceful_shutdown=1,
         )
     )
     thread = threading.Thread(target=server.run, args=([listening],), name="aradix inspector", daemon=True)

@@ -61,7 +61,7 @@ async def listening(app: Any, host: str, port: int, names: Sequence[str] = ()) -
         raise ConfigError(f"nothing can be served at {host}:{port}: {error}") from error
     server = _Server(
         uvicorn.Config(
-            guarded(app, host, names),
+            guarded(app, bound.getsockname()[0], [host, *names]),
             log_config=None,
             lifespan="off",
             access_log=False,

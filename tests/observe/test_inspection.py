@@ -171,6 +171,10 @@ async def test_it_binds_to_loopback_unless_told() -> None:
             for name, status in (("evil.example", 400), ("127.0.0.2", 200), ("[::1]:80", 200)):
                 said = await anyio.to_thread.run_sync(said_to, port, name, "127.0.0.2")
                 assert said.startswith(f"HTTP/1.1 {status}")
+        async with serving(app, "127.1", 0) as url:  # another name of loopback
+            port = int(url.rstrip("/").rpartition(":")[2])
+            assert (await anyio.to_thread.run_sync(said_to, port, "evil.example")).startswith("HTTP/1.1 400")
+            assert (await anyio.to_thread.run_sync(said_to, port, "127.1")).startswith("HTTP/1.1 200")
         async with serving(app, "0.0.0.0", 0) as url:
             assert url.startswith("http://0.0.0.0:")
         with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -186,7 +190,7 @@ async def test_it_binds_to_loopback_unless_told() -> None:
 )
 def test_what_loopback_is(host: str, is_local: bool) -> None:
     assert is_loopback(host) is is_local
-    assert (guarded(inspector, host) is inspector) is not is_local
+    assert (guarded(inspector, host, []) is inspector) is not is_local
 
 
 async def test_a_cache_that_is_not_open_says_so_and_a_closed_one_still_answers() -> None:
