@@ -155,7 +155,11 @@ class HiRadixCache(RadixCache):
 
     async def flush(self, namespace: Namespace | str | None = None, **fields: str | int | None) -> FlushResult:
         """As `RadixCache.flush`, on every tier; the page store is cleared of all where only fields are given. Waits for
-        the store, if there is one: what it answers changes nothing, for nothing cleared is found from the call on.
+        the store, if there is one. This cache finds nothing cleared from the call on, whatever the store answers.
+
+        Where the store could not be told (a `clear` fault in `take_faults()`), its object clears before it asks for
+        anything else. Another process, or this one begun anew, may find the pages until then: flush again when the
+        store is back, or move to a new `Namespace(version=)`, which needs nobody to be told.
         """
         await self._take_turn()
         self._settle()

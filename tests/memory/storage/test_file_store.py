@@ -67,6 +67,31 @@ def test_a_new_process_finds_what_an_old_one_stored(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("way", ["deleted", "cleared", "evicted"])
+async def test_a_folder_goes_with_its_last_page(tmp_path: Path, way: str) -> None:
+    spaces = [SPACE._replace(namespace=Namespace(salt=str(number))) for number in range(20)]
+    store = FileStore(tmp_path, max_bytes=20 * FRAME_BYTES)
+    for space in spaces:
+        assert await put(store, 1, space=space) == [True]
+    if way == "deleted":
+        for space in spaces[1:]:
+            await store.delete(space, [hash_of(1)])
+    elif way == "cleared":
+        for space in spaces[1:]:
+            await store.clear(space)
+    else:
+        for number in range(2, 42):
+            assert await put(store, number, space=spaces[0]) == [True]
+    assert await found(store, 41 if way == "evicted" else 1, space=spaces[0])
+    assert len(list((tmp_path / "pages").glob("*/*"))) == 1
+    folders = [path for path in (tmp_path / "pages").rglob("*") if path.is_dir()]
+    assert all(any(path.is_file() for path in folder.rglob("*")) for folder in folders)
+    assert await put(store, 7, space=spaces[9]) == [True]
+    assert await found(store, 7, space=spaces[9]) == [7]
+    assert counted(tmp_path) == bytes_below(tmp_path)
+
+
+@pytest.mark.anyio
 async def test_the_files_never_take_more_than_they_may(tmp_path: Path) -> None:
     store = FileStore(tmp_path, max_bytes=10 * FRAME_BYTES)
     for i in range(0, 60, 3):
