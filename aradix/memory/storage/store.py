@@ -185,6 +185,9 @@ class BackedStore:
             return otherwise
         if not self._breaker.allows():
             self._count(skipped_calls=1)
+            if operation == "clear":  # not a miss like any other: somebody may have to be told
+                late = TierError(f"{self.name} is left alone for a while, and has not heard yet of what was cleared")
+                self._fault(operation, late, ())
             return otherwise
         try:
             with anyio.fail_after(self._timeout_s):

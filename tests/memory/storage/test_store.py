@@ -210,6 +210,19 @@ async def test_a_clear_that_does_not_reach_the_store_is_made_up_for_before_anyth
 
 
 @pytest.mark.anyio
+async def test_a_clear_that_a_store_did_not_hear_of_is_a_fault_even_where_it_is_left_alone(site: Site) -> None:
+    await site.store.put(SPACE, HASHES, PAGES)
+    site.backend.fails = True
+    while site.store.stats().is_reachable:
+        await site.store.get(SPACE, HASHES)
+    site.store.take_faults()
+    assert not await site.store.clear(SPACE)
+    assert "clear" not in site.backend.calls
+    (fault,) = site.store.take_faults()
+    assert (fault.operation, fault.hashes) == ("clear", ())
+
+
+@pytest.mark.anyio
 async def test_a_clear_of_everything_that_did_not_arrive_holds_for_each_namespace(site: Site) -> None:
     await site.store.put(OTHER, HASHES, PAGES)
     site.backend.fails = True
