@@ -218,6 +218,8 @@ Digest sha256(const uint8_t *prefix, size_t prefix_size, const uint8_t *data, si
     std::array<uint8_t, 2 * kBlock> edge;
     size_t filled = 0;
     for (auto [from, left] : {std::pair(prefix, prefix_size), std::pair(data, size)}) {
+        if (left == 0)
+            continue;  // there may be no address either
         if (filled != 0) {
             size_t part = std::min(kBlock - filled, left);
             std::memcpy(edge.data() + filled, from, part);
