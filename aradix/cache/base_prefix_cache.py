@@ -88,7 +88,9 @@ class BasePrefixCache(abc.ABC):
                 none of the others hears of the failure. Commit each chunk as soon as it is computed: others wait for
                 it. While it waits a lease holds neither pins nor slots, and with `reserve` its place in the queue for
                 them. It waits for none that its own task has entered, or that waits in turn for one of these; a task
-                that has a subtree exclusively waits for nobody. How long is not bounded but by `anyio.fail_after`.
+                that has a subtree exclusively waits for nobody. It does not see a leader that waits for slots, or for
+                a gate, which another lease of the waiting task holds: a task that joins should hold no other lease
+                meanwhile. How long is not bounded but by `anyio.fail_after`.
                 `CacheStats` counts `num_joiners`, `joins`, `joined_tokens` and `join_takeovers`.
 
         Raises:
