@@ -87,10 +87,11 @@ class BasePrefixCache(abc.ABC):
                 computes it, and if that one fails, is cancelled or gives way, another goes on from what it committed;
                 none of the others hears of the failure. Commit each chunk as soon as it is computed: others wait for
                 it. While it waits a lease holds neither pins nor slots, and with `reserve` its place in the queue for
-                them. It waits for none that its own task has entered, or that waits in turn for one of these; a task
-                that has a subtree exclusively waits for nobody. It does not see a leader that waits for slots, or for
-                a gate, which another lease of the waiting task holds: a task that joins should hold no other lease
-                meanwhile. How long is not bounded but by `anyio.fail_after`.
+                them. A task that holds another lease, one it has entered or forked, or a subtree waits for nobody:
+                else the other one could wait in turn for just that. A lease that one task entered and another one
+                took over counts as the first one's, unless it is a fork, which is that one's who enters it: who joins
+                with somebody else's lease in hand may wait for himself. How long is not bounded but by
+                `anyio.fail_after`.
                 `CacheStats` counts `num_joiners`, `joins`, `joined_tokens` and `join_takeovers`.
 
         Raises:

@@ -10,6 +10,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from aradix.cache.hold import Hold
 from aradix.cache.home import Home
@@ -43,6 +44,7 @@ class Calls:
     """
 
     __slots__ = (
+        "_ask_task",
         "_background",
         "_background_is_over",
         "_broken",
@@ -77,6 +79,7 @@ class Calls:
         # What the home is asked at every call, without asking it for that.
         self._current: Callable[[], Any] = lambda: None
         self._token: Any = self
+        self._ask_task: Callable[[], Any] = lambda: None
 
     # ---- the first line of a call ----
 
@@ -128,6 +131,14 @@ class Calls:
         if not self.closed or not self._home.is_this_thread():
             self._home.check()
 
+    def running_task(self) -> ref[Any] | None:
+        """The task that calls, by the loop's own object, which unlike an id is never another one's."""
+        try:
+            task = self._ask_task()
+        except RuntimeError:  # trio runs something that is no task
+            return None
+        return None if task is None else ref(task)
+
     def is_turn_over(self) -> bool:
         """Whether this call should let other tasks run first, before it takes anything."""
         self._run_length += 1
@@ -148,7 +159,7 @@ class Calls:
     def open(self, home: Home, background: Background) -> None:
         """From now on calls are let in."""
         self._home, self._background = home, background
-        self._current, self._token = home.current, home.token
+        self._current, self._token, self._ask_task = home.current, home.token, home.ask_task
         self._look_again()
 
     def close(self) -> None:

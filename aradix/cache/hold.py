@@ -9,10 +9,11 @@ Ownership of the tokens of a lease, in token order:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from itertools import islice
 from types import CodeType
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
@@ -66,7 +67,8 @@ class Hold(_Shown):
 
     `given` is the user's key; `key` is what the tree looks up, its bigrams under EAGLE. `held` is true from the step
     that enters the lease to the one that releases it. `host_hit` is what the last match found on the host alone.
-    `task` is a weak reference to the task that enters a lease with `join=True`; None in any other lease.
+    `task` is a weak reference to the task that entered the lease, or is entering it, and `joins` whether it waits for
+    others and others for it.
     """
 
     __slots__ = (
@@ -79,6 +81,7 @@ class Hold(_Shown):
         "given",
         "held",
         "host_hit",
+        "joins",
         "key",
         "limit",
         "load_back",
@@ -129,7 +132,8 @@ class Hold(_Shown):
         self.resume = resume
         self.stream = stream
         self.used: set[Hashable] | None = None
-        self.task: Callable[[], Any] | None = None
+        self.task: ref[Any] | None = None
+        self.joins = False
         self.load_back = True
         self.host_hit = 0
         self.opened_in = opened_in

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from anyio import get_cancelled_exc_class
@@ -17,7 +18,7 @@ __all__ = ["Home", "is_cancellation"]
 class Home:
     """The loop that is running now. Asking whether this is still it costs a tenth of a microsecond."""
 
-    __slots__ = ("_call_soon", "_current_task", "_thread", "call_later", "call_next", "current", "token")
+    __slots__ = ("_call_soon", "_thread", "ask_task", "call_later", "call_next", "current", "token")
 
     def __init__(self) -> None:
         token: Any = current_token().native_token
@@ -29,19 +30,21 @@ class Home:
         """Run a step when the loop next comes round; only from the loop itself."""
         self.call_later: Callable[[float, Callable[[], None]], Any]
         """Run a step on the loop after so many seconds; only from the loop itself."""
-        self._current_task: Callable[[], Any]
+        self.ask_task: Callable[[], Any]
+        """The loop's own object of the running task; trio raises RuntimeError outside of any, asyncio says None."""
         if hasattr(token, "run_sync_soon"):
             import trio
 
             self.current, self._call_soon = trio.lowlevel.current_trio_token, token.run_sync_soon
             self.call_next, self.call_later = token.run_sync_soon, _call_later_on_trio
-            self._current_task = trio.lowlevel.current_task
+            self.ask_task = trio.lowlevel.current_task
         else:
             import asyncio
 
             self.current, self._call_soon = asyncio.get_running_loop, token.call_soon_threadsafe
             self.call_next, self.call_later = token.call_soon, token.call_later
-            self._current_task = asyncio.current_task
+            # Told which loop, asyncio need not find out, for which it would make a system call.
+            self.ask_task = partial(asyncio.current_task, token)
 
     def is_here(self) -> bool:
         """Whether the caller runs on this very loop, and so on its thread."""
@@ -73,13 +76,6 @@ class Home:
             raise WrongLoopError(
                 f"called from {here or 'outside any event loop'}, but the cache was opened on {self.token}"
             )
-
-    def current_task(self) -> Any:
-        """The loop's own object of the running task, which unlike an id is never another one's; None outside of any."""
-        try:
-            return self._current_task()
-        except RuntimeError:  # trio runs something that is no task
-            return None
 
     def call_soon(self, step: Callable[[], None]) -> bool:
         """Run a step on the loop soon, from whatever thread or finaliser; False if the loop is gone."""

@@ -5,16 +5,17 @@ into that flight, waits until the flight has committed as much as the two keys s
 again and entered, in that very step. If it still has something to compute, that is its own flight: so of many that
 wanted the same exactly one takes over, and the others wait for that one.
 
-Who waits holds nothing: the one that computes stands on all that they have in common, so nobody can evict it. That is
-why joining closes no cycle with slots or gates. A lease with `reserve` waits where it waits for its slots, in the queue
-of admissions, as if it had met a gate: others are served past it, and it keeps its place.
+Who waits holds nothing, neither pins nor slots, and its task no other lease and no subtree; or it does not wait. So
+nobody can wait in turn for what it would give back: joining closes no circle, with other flights, slots or gates. What
+it wants nobody can evict, since the one that computes stands on all that they have in common. A lease with `reserve`
+waits where it waits for its slots, in the queue of admissions, as if it had met a gate: others are served past it, and
+it keeps its place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-from weakref import ref
+from typing import TYPE_CHECKING
 
 import anyio
 import numpy as np
@@ -27,11 +28,7 @@ from aradix.keys import TOKEN_BYTES, Namespace, RadixKey
 if TYPE_CHECKING:
     from aradix.cache.leases import Leases
 
-__all__ = ["Flight", "Joiner", "Joins", "not_entered", "num_shared"]
-
-
-def not_entered() -> None:
-    """Stands for the task that will enter a lease with `join=True`."""
+__all__ = ["Flight", "Joiner", "Joins", "num_shared"]
 
 
 class Flight:
@@ -87,7 +84,6 @@ class Joins:
         self.num_joins = 0
         self.num_tokens = 0
         self.num_takeovers = 0
-        self.current_task: Callable[[], Any] = lambda: None
         self.flights: dict[int, Flight] = {}
         """By the number of their lease."""
         self.joiners: dict[int, Joiner] = {}
@@ -95,7 +91,6 @@ class Joins:
         self._page_size = page_size
         self._page_bytes = page_bytes
         self._clock = clock
-        self._waiting: dict[Callable[[], Any] | None, Joiner] = {}
         # By namespace, front and first page. Who shares more with a flight than is cached has matched up to its front
         # at least, so a look-up asks once for each front that is not beyond its own match.
         self._fronts: dict[Namespace, dict[int, dict[bytes, list[Flight]]]] = {}
@@ -108,8 +103,7 @@ class Joins:
 
     def enlist(self, hold: Hold) -> None:
         """The running task is about to enter this lease. One that has a subtree waits for nobody, and leads nobody."""
-        task = self.current_task()
-        hold.task = None if task is None or self._leases.gates.is_held_by_this_task() else ref(task)
+        hold.joins = not self._leases.gates.is_held_by_this_task()
 
     # ---- those who compute ----
 
@@ -256,6 +250,9 @@ class Joins:
                 self._went_on(joiner)
             return False
         if joiner is None:
+            if self._task_holds_another(hold):
+                self._refused.add(hold.order)
+                return False
             joiner = Joiner(hold, event, self._clock())
             self.num_joins += 1
         self._board(joiner, *best)
@@ -272,7 +269,6 @@ class Joins:
         joiner = self.joiners.pop(hold.order, None)
         if joiner is None:
             return
-        self._waiting.pop(hold.task, None)
         if joiner.flight is not None:
             joiner.flight.joiners.remove(joiner)
             joiner.flight = None
@@ -281,7 +277,7 @@ class Joins:
         hold = joiner.hold
         joiner.flight, joiner.target, joiner.is_heir = flight, target, False
         flight.joiners.append(joiner)
-        self.joiners[hold.order] = self._waiting[hold.task] = joiner
+        self.joiners[hold.order] = joiner
         self._leases.drop_pins(hold)
 
     def _go_on(self, joiners: list[Joiner]) -> None:
@@ -325,25 +321,13 @@ class Joins:
                 continue
             for flight in pages.get(_page_at(hold.key, front, self._page_bytes), ()):
                 target = min(self._whole_pages(num_shared(hold.key, flight.key)), flight.end, limit)
-                if target <= most:
-                    continue
-                if self._would_wait_for_itself(hold, flight):
-                    self._refused.add(hold.order)
-                    continue
-                best, most = flight, target
+                if target > most:
+                    best, most = flight, target
         return None if best is None else (best, most)
 
-    def _would_wait_for_itself(self, hold: Hold, flight: Flight) -> bool:
-        """Whether a flight's own task waits, through however many others, for a flight of the task that would wait."""
-        task = flight.hold.task
-        while task is not None and task() is not None:
-            if task == hold.task:
-                return True
-            joiner = self._waiting.get(task)
-            if joiner is None or joiner.flight is None:
-                return False
-            task = joiner.flight.hold.task
-        return False
+    def _task_holds_another(self, hold: Hold) -> bool:
+        """Whether the task that would wait has entered a lease that is still held."""
+        return any(other.task is hold.task for other in self._leases.holds.values())
 
     def _whole_pages(self, num_tokens: int) -> int:
         return num_tokens - num_tokens % self._page_size

@@ -54,7 +54,7 @@ class Lease:
         self._reserve = reserve
         self._forked = False
         # Compiled code knows nothing of those who wait for a commit.
-        self._short_calls: Any = cache._short_calls if hold.task is None else None
+        self._short_calls: Any = None if hold.joins else cache._short_calls
         self._slots: torch.Tensor | None = None
         self._slots_of: tuple[int, int, int] | None = None
 
@@ -73,6 +73,7 @@ class Lease:
         cache, hold = self._cache, self._hold
         if self._forked and not hold.released:
             self._forked = False
+            hold.task = cache._calls.running_task()
             return self
         if hold.opening or hold.entered:
             raise UsageError(f"the lease opened at {hold.where} was entered already; call cache.lease(key) for another")
@@ -82,7 +83,8 @@ class Lease:
             await checkpoint()
             cache._calls.begin_open()
             self._check_not_released()
-        if hold.task is not None:
+        hold.task = cache._calls.running_task()
+        if hold.joins:
             cache._leases.joins.enlist(hold)
         has_waited = False
         while True:
@@ -95,7 +97,7 @@ class Lease:
                 await tiers.load_back(hold)
                 self._check_not_released()
                 has_waited = True
-            if hold.task is None or not await cache._leases.joins.look(hold, has_waited, self._reserve is None):
+            if not hold.joins or not await cache._leases.joins.look(hold, has_waited, self._reserve is None):
                 break
             self._check_not_released()
             has_waited = True
@@ -349,7 +351,7 @@ class Lease:
             done = leases.commit(hold, key, view)
         if priorities:
             leases.prioritize(hold, priorities)
-        if hold.task is not None and not leases.joins.progressed(hold):
+        if hold.joins and not leases.joins.progressed(hold):
             self._short_calls = self._cache._short_calls
         return done
 

@@ -263,7 +263,7 @@ class Leases:
         """From now on the hold is a lease that somebody has."""
         hold.entered = hold.held = True
         self.holds[hold.order] = hold
-        if hold.task is not None:
+        if hold.joins:
             self.joins.announce(hold)
 
     def commit(self, hold: Hold, given: RadixKey, view: RadixKey) -> InsertResult:
@@ -350,6 +350,7 @@ class Leases:
         twin.node_id = self._core.pin(NodeRef(hold.node_id, hold.published)) if hold.node_id else 0
         twin.num_matched = twin.published = twin.committed = hold.published
         twin.counted = twin.opening = True
+        twin.task = self._calls.running_task()
         self.enter(twin)
         return twin
 
@@ -361,7 +362,7 @@ class Leases:
             self.watch.released(hold)
         hold.released = True
         hold.held = False
-        if hold.task is not None:
+        if hold.joins:
             self.joins.forget(hold)
         self.holds.pop(hold.order, None)
         if hold.waiting:

@@ -234,7 +234,7 @@ class Pressure:
         passed; or unless it has to wait for what another lease computes."""
         if self.growth or not all(waiter.blocked for waiter in self.admission):
             return False
-        if hold.task is not None and self._cache.joins.board(hold):
+        if hold.joins and self._cache.joins.board(hold):
             return False
         admitted = self._admit(hold, num_tokens)
         self._catch_up()
@@ -422,7 +422,7 @@ class Pressure:
     def _serve_admission(self, waiter: SlotWaiter) -> bool:
         """Match again (others may have published meanwhile, or the pins were revoked), and take what is missing."""
         hold, joins = waiter.hold, self._cache.joins
-        if hold.task is not None and joins.is_waiting(hold):
+        if hold.joins and joins.is_waiting(hold):
             waiter.blocked = True
             return False
         if waiter.blocked or not hold.node_id or waiter.version != self._core.version:
@@ -430,7 +430,7 @@ class Pressure:
             waiter.blocked = not self._cache.rematch(hold)
             if waiter.blocked:
                 return False
-        if hold.task is not None and joins.board(hold):
+        if hold.joins and joins.board(hold):
             waiter.blocked = True
             return False
         if self._admit(hold, waiter.num_tokens):

@@ -29,7 +29,6 @@ from aradix.cache.calls import Calls, closed_error
 from aradix.cache.event_sinks import EventCalls, EventSinks
 from aradix.cache.evictor import Background
 from aradix.cache.home import Home, is_cancellation
-from aradix.cache.joins import not_entered
 from aradix.cache.keeping import KeepingCalls
 from aradix.cache.lease import Lease, count_of
 from aradix.cache.leases import Leases, Passage
@@ -124,7 +123,6 @@ class RadixCache(KeepingCalls, EventCalls):
         if self._home is not None:
             raise UsageError("this cache was opened already; make another RadixCache")
         self._home = Home()
-        self._leases.joins.current_task = self._home.current_task
         self._background = Background(self._wants_slots, self._evict_ahead, self._wants_polls, self._poll)
         self._task_group = anyio.create_task_group()
         await self._task_group.__aenter__()
@@ -282,7 +280,7 @@ class RadixCache(KeepingCalls, EventCalls):
         if self._leases.tiers is not None:
             hold.load_back = load_back
         if join and not self._params.disable:
-            hold.task = not_entered
+            hold.joins = True
         return Lease(self, hold, reserve)
 
     def _view(self, key: RadixKey) -> RadixKey:

@@ -22,7 +22,19 @@ __all__ = ["Book", "Record", "Since"]
 class Record:
     """What one lease, low-level pin or caller's allocation holds, in token order; the first `published` are cached."""
 
-    __slots__ = ("contents", "epoch", "live", "name", "namespace", "number", "published", "slots", "stale", "store")
+    __slots__ = (
+        "contents",
+        "epoch",
+        "live",
+        "name",
+        "namespace",
+        "number",
+        "published",
+        "slots",
+        "stale",
+        "store",
+        "task",
+    )
 
     def __init__(self, number: int, name: str, namespace: Namespace, store: bool) -> None:
         self.number = number
@@ -33,6 +45,8 @@ class Record:
         self.stale = False
         """It stands on nothing, and a flush came before it was entered: `epoch` may be later than the tree's own."""
         self.live = True
+        self.task = ""
+        """That entered it, where somebody asks."""
         self.published = 0
         self.slots: list[int] = []
         self.contents: list[int] = []
@@ -123,6 +137,10 @@ class Book:
     def new(self, name: str, namespace: Namespace, store: bool = True) -> Record:
         """A record of what will be held; it is not live before `matched` or `took`."""
         return Record(next(self._numbers), name, namespace, store)
+
+    def is_holding(self, task: str) -> bool:
+        """Whether something is held that this task has entered, though perhaps another one has it now."""
+        return any(record.task == task for record in self.records.values())
 
     # ---- what was answered
 

@@ -1,8 +1,8 @@
 """The oracle of single flight: of leases that join, no two compute the same.
 
 Of two that are held and lack the same page, the later one should have waited for the earlier. Which of them the cache
-let in first the harness cannot know, so it speaks where neither order would do; and says nothing where a task has
-another such lease beside the one it enters, for which it may not wait.
+let in first the harness cannot know, so it speaks where neither order would do; and says nothing of one that was
+entered by a task that held another, since such a task waits for nobody.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ __all__ = ["Flights"]
 
 
 class _Flight(NamedTuple):
-    """A lease that joins: the contents of its whole key, what it had found, and the most that it could have found."""
+    """A lease that joins: whether it could have waited, the contents of its whole key, what it had found, and the most
+    that it could have found."""
 
     record: Record
-    task: str
+    waits: bool
     contents: list[int]
     start: int
     limit: int
@@ -35,17 +36,23 @@ class Flights:
         self._book = book
         self._flights: list[_Flight] = []
 
-    def entered(self, record: Record, task: str, tokens: tuple[int, ...], limit: int) -> None:
-        """A lease that joins was entered, and the book has its match."""
+    def entered(self, record: Record, waits: bool, tokens: tuple[int, ...], limit: int) -> None:
+        """A lease that joins was entered, and the book has its match.
+
+        Args:
+            record: of the lease.
+            waits: whether its task held nothing else as it began.
+            tokens: of its key.
+            limit: of its match.
+        """
         self._flights = [flight for flight in self._flights if flight.record.live]
         if record.stale or not record.store:
             return
         contents = self._book.contents.of(record.namespace, record.epoch, tokens)
-        flight = _Flight(record, task, contents, record.published, self._whole_pages(limit))
-        alone = {flight.task, *(other.task for other in self._flights)}
+        flight = _Flight(record, waits, contents, record.published, self._whole_pages(limit))
         for other in self._flights:
-            if len(alone) <= len(self._flights):
-                break  # some task has two of them
+            if not (flight.waits and other.waits):
+                continue
             num_shared = self._whole_pages(_num_shared(contents, other.contents))
             if all(each.start < min(num_shared, each.limit) for each in (flight, other)):
                 raise self._book.fail(

@@ -186,11 +186,13 @@ def _make_request(rng: random.Random, stress: Emphasis, world: World, num_tasks:
     if stress.joins and rng.random() < stress.joins:
         flags |= JOIN
     reserve = rng.randint(1, 9) if rng.random() < stress.reserve else 0
-    steps = _make_steps(rng, stress, num_tasks, len(world.keys[key][1]), depth=0)
+    steps = _make_steps(rng, stress, world, num_tasks, len(world.keys[key][1]), depth=0)
     return Act("request", (key, flags, rng.randrange(3), reserve, rng.randint(0, 2)), steps)
 
 
-def _make_steps(rng: random.Random, stress: Emphasis, num_tasks: int, num_tokens: int, depth: int) -> tuple[Act, ...]:
+def _make_steps(
+    rng: random.Random, stress: Emphasis, world: World, num_tasks: int, num_tokens: int, depth: int
+) -> tuple[Act, ...]:
     steps = []
     wheel = _wheels(stress.name)[1]
     if rng.random() < 0.5:  # in one go, so that decoding is reached
@@ -214,9 +216,11 @@ def _make_steps(rng: random.Random, stress: Emphasis, num_tasks: int, num_tokens
             steps.append(Act(name, (_fate(rng),)))
         elif name == "truncate":
             steps.append(Act(name, (rng.randint(1, 5),)))
+        elif name == "nest":
+            steps.append(Act(name, (_key(rng, world), int(rng.random() < 0.8))))
         elif name == "fork":
             if depth < 2:
-                steps.append(Act(name, (), _make_steps(rng, stress, num_tasks, num_tokens, depth + 1)))
+                steps.append(Act(name, (), _make_steps(rng, stress, world, num_tasks, num_tokens, depth + 1)))
         elif name == "cancel":
             steps.append(Act(name, (rng.choice((0, 0, 1, rng.randrange(num_tasks))),)))
         else:

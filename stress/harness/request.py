@@ -57,6 +57,7 @@ class RequestRunner:
             "release": self._release,
             "drop": self._drop,
             "orphan": self._orphan,
+            "nest": self._nest,
         }
 
     async def run(self, act: Act) -> None:
@@ -84,7 +85,9 @@ class RequestRunner:
         self._committed = 0
         self._stream = site.kernels.stream(stream_index)
         self._narrow, self._long = bool(flags & NARROW), bool(flags & LONG)
+        waits = not site.book.is_holding(self._name)
         record = self._record = site.book.new("lease", namespace, store=not flags & NO_STORE)
+        record.task = self._name
         since = site.book.since(namespace, tokens)
         what = f"lease(key {key_index}, reserve={wanted}) {record}"
         joins = bool(flags & JOIN)
@@ -114,7 +117,7 @@ class RequestRunner:
             noted.result = f"{num_matched} matched, {shown}"
             site.book.matched(record, since, tokens, shown[:num_matched], limit)
             if joins:
-                site.flights.entered(record, self._name, tokens, limit)
+                site.flights.entered(record, waits, tokens, limit)
             if site.book.grew(record, shown, max(0, (wanted or 0) - num_matched)) and turn is not None:
                 site.turns.served(turn)
             self._read_matched()
@@ -129,6 +132,8 @@ class RequestRunner:
         del lease
         with self._site.cancellable(self._name):
             try:
+                await self._lease.__aenter__()
+                record.task = self._name
                 self._read_matched()
                 await self._take_steps(act.steps)
             except (RetractError, RequestTooLargeError):
@@ -341,6 +346,7 @@ class RequestRunner:
         with site.operation(self._name, f"fork {record}") as noted:
             twin = lease.fork()
             copy = site.book.new("lease", record.namespace, record.store)
+            copy.task = self._name
             site.book.forked(record, copy, twin.slots.tolist())
             noted.result = repr(copy)
         self._num_children += 1
@@ -349,6 +355,27 @@ class RequestRunner:
         runner._stream, runner._narrow, runner._long = self._stream, self._narrow, self._long
         # What the first has computed beyond its last page the twin computes again.
         site.children.start_soon(runner.run_twin, twin, copy, self._tokens.copy(), act, name=name)
+
+    async def _nest(self, key: int = 0, joins: int = 1) -> None:
+        """`nest(key, joins)`: this task enters another lease beside the one it has, reads it, and releases it."""
+        site = self._site
+        namespace, tokens = site.key(key)
+        record, since = site.book.new("lease", namespace), site.book.since(namespace, tokens)
+        record.task = self._name
+        with site.operation(self._name, f"lease(key {key}) {record} beside {self._record}", waits=True) as noted:
+            lease = site.cache.lease(radix_key(tokens, namespace), join=bool(joins))
+            await lease.__aenter__()
+            shown: list[int] = lease.slots.tolist()
+            noted.result = f"{shown}"
+        try:
+            site.book.matched(record, since, tokens, shown, len(tokens))
+            if joins:
+                site.flights.entered(record, False, tokens, len(tokens))
+        finally:
+            with site.operation(self._name, f"release {record}") as noted:
+                site.book.released(record)
+                lease.release()
+                noted.result = "done"
 
     async def _pause(self, length: int = 0) -> None:
         await self._site.pause(length)

@@ -41,7 +41,15 @@ class _WakesEarly(Joins):
         return None if hold.order in self.joiners else super()._find(hold)
 
 
+class _JoinsWithSomethingInHand(Joins):
+    """A task waits for a flight though it holds another lease, for whose slots the one that computes may wait."""
+
+    def _task_holds_another(self, hold: Hold) -> bool:
+        return False
+
+
 JOINS = (
     Plant("a leader's death strands joiners", "joins", _WorseJoins(_Strands)),
     Plant("joiner wakes before the commit", "joins", _WorseJoins(_WakesEarly)),
+    Plant("who joins holds another lease", "nested joins", _WorseJoins(_JoinsWithSomethingInHand)),
 )

@@ -33,6 +33,7 @@ public:
     bool released = false;
     bool counted = false;
     bool waiting = false;
+    bool joins = false;
 
     int64_t num_tokens() const { return published + num_own; }
     int64_t num_own_slots() const { return static_cast<int64_t>(slots_.count(page_items())); }

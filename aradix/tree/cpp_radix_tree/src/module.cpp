@@ -167,6 +167,7 @@ NB_MODULE(_native, module) {
         .def_rw("stream", &Hold::stream, nb::for_setter("value"_a.none()))
         .def_rw("used", &Hold::used, nb::for_setter("value"_a.none()))
         .def_rw("task", &Hold::task, nb::for_setter("value"_a.none()))
+        .def_rw("joins", &Hold::joins)
         .def_rw("node_id", &Hold::node_id)
         .def_rw("num_matched", &Hold::num_matched)
         .def_rw("published", &Hold::published)

@@ -15,6 +15,7 @@ ShortCalls::ShortCalls(nb::dict parts)
       max_run_(nb::cast<int64_t>(parts["max_run"])), listen_from_(nb::cast<int64_t>(parts["listen_from"])),
       key_slots_(key_type_), lease_slots_(lease_type_),
       plain_(calls_.type(), "_plain"), current_(calls_.type(), "_current"), token_(calls_.type(), "_token"),
+      ask_task_(calls_.type(), "_ask_task"),
       run_length_(calls_.type(), "_run_length"), watch_(leases_.type(), "watch"),
       num_opened_(leases_.type(), "_num_opened"), num_queries_(leases_.type(), "num_queries"),
       num_query_tokens_(leases_.type(), "num_query_tokens"), num_hit_tokens_(leases_.type(), "num_hit_tokens"),
@@ -62,6 +63,22 @@ bool ShortCalls::is_at_home() const {
     home_thread_ = thread->id;
     home_context_ = thread->context_ver;
     return true;
+}
+
+nb::object ShortCalls::running_task() const {
+    nb::object task = nb::steal(PyObject_CallNoArgs(ask_task_.get(calls_.ptr())));
+    if (!task.is_valid()) {
+        if (!PyErr_ExceptionMatches(PyExc_RuntimeError))
+            throw nb::python_error();
+        PyErr_Clear();  // trio runs something that is no task
+        return nb::none();
+    }
+    if (task.is_none())
+        return task;
+    nb::object reference = nb::steal(PyWeakref_NewRef(task.ptr(), nullptr));
+    if (!reference.is_valid())
+        throw nb::python_error();
+    return reference;
 }
 
 void ShortCalls::count_query(Hold &hold) const {
@@ -115,6 +132,7 @@ bool ShortCalls::enter(PyObject *hold_object) {
         return false;
     take_turn();
     hold->opening = hold->entered = hold->held = true;
+    hold->task = running_task();
     if (PyDict_SetItem(holds_.ptr(), integer(hold->order).ptr(), hold_object) != 0)
         throw nb::python_error();
     return true;

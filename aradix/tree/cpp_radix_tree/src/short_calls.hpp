@@ -33,6 +33,8 @@ public:
 private:
     bool is_plain() const;
     bool is_at_home() const;
+    // Calls.running_task().
+    nb::object running_task() const;
     bool is_key(PyObject *key) const {
         return Py_TYPE(key) == reinterpret_cast<PyTypeObject *>(key_type_.ptr()) &&
                key_slots_.item_bytes.number(key) == item_bytes_;
@@ -57,7 +59,7 @@ private:
     int64_t item_bytes_, low_slots_, max_run_, listen_from_;
     KeySlots key_slots_;
     LeaseSlots lease_slots_;
-    SlotOf plain_, current_, token_, run_length_;
+    SlotOf plain_, current_, token_, ask_task_, run_length_;
     SlotOf watch_, num_opened_, num_queries_, num_query_tokens_, num_hit_tokens_, num_evicted_, num_resumes_;
     SlotOf num_held_, is_timed_;
     mutable uint64_t home_thread_ = 0, home_context_ = 0;  // where the loop was last asked
