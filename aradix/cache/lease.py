@@ -220,6 +220,15 @@ class Lease:
         return hold.waiting and not self._cache._leases.joins.is_waiting(hold)
 
     @property
+    def urgency(self) -> int:
+        """The highest priority among this lease and those that wait for what it computes (`join`). Does not wait.
+
+        Its own where nobody waits for it: before it is entered, as soon as what they want is committed, and after its
+        end. A scheduler that computes first, and preempts last, by this has nobody urgent wait behind the less urgent.
+        """
+        return self._cache._leases.joins.urgency(self._hold)
+
+    @property
     @short_method("slots")
     def slots(self) -> torch.Tensor:
         """The slots of its tokens, in token order: an int64 CPU tensor of shape `[num_tokens]`. Does not wait.

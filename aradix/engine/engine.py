@@ -173,7 +173,8 @@ class AsyncEngine:
             sampling: greedy, 16 tokens, unless told otherwise.
             extra_key, cache_salt, lora_name: the namespace of the cache: what must not be shared never meets. The
                 model is the same for all.
-            priority: higher goes first, and takes the place of lower ones under pressure.
+            priority: higher goes first, and takes the place of lower ones under pressure. Who computes what a
+                request waits for (`join`) is at least as urgent as that one meanwhile.
             request_id: names it in logs; made up where it is left out.
 
         Raises:

@@ -116,8 +116,13 @@ class Request:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Who goes first: the highest priority, then the earliest."""
+        """Who gets a seat first: the highest priority, then the earliest. It never changes."""
         return (-self.priority, self.number)
+
+    @property
+    def urgency(self) -> int:
+        """Its priority, or that of the most urgent one that waits for what it computes."""
+        return self.priority if self.lease is None else self.lease.urgency
 
     @property
     def is_over(self) -> bool:

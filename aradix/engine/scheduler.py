@@ -120,7 +120,7 @@ class Scheduler:
     def _fill_seats(self) -> None:
         while self._tasks is not None and self.waiting and self.has_free_seats:
             # Not while somebody more urgent is short of slots: it would have to give way again at once.
-            if any(one.is_short and one.priority > self.waiting[0].priority for one in self.seated):
+            if any(one.is_short and one.urgency > self.waiting[0].priority for one in self.seated):
                 return
             request = self.waiting.pop(0)
             self.seated.append(request)
@@ -205,7 +205,7 @@ class Scheduler:
                 try:
                     await lease.allocate(missing)
                 except RetractError:
-                    victim = self._least_urgent(below=request.priority)
+                    victim = self._least_urgent(below=request.urgency)
                     if victim is None:
                         raise
                     self._retract(victim)
@@ -219,6 +219,7 @@ class Scheduler:
 
         Whether somebody gave way: then it is to be seen first whether that was enough.
         """
+        # By their own priority: whoever computes what others wait for has the slots for all of that already.
         urgent = [one.priority for one in self.seated if one.lease is not None and one.lease.waits_for_slots]
         if self.waiting and not self.has_free_seats:
             urgent.append(self.waiting[0].priority)
@@ -229,9 +230,12 @@ class Scheduler:
         return True
 
     def _least_urgent(self, below: int) -> Request | None:
-        """The seated request that should give way to one of that priority: the lowest, and of those the latest."""
-        last = max(self.seated, key=lambda one: one.order, default=None)
-        return last if last is not None and last.priority < below else None
+        """The seated request that should give way to one of that priority: the least urgent, and of those the latest.
+
+        Who is only as urgent as those that wait for what it computes goes before them: one of them goes on with that.
+        """
+        last = min(self.seated, key=lambda one: (one.urgency, one.priority, -one.number), default=None)
+        return last if last is not None and last.urgency < below else None
 
     def _retract(self, request: Request) -> None:
         """Have a seated request wait again."""
@@ -248,7 +252,7 @@ class Scheduler:
     def _next_turns(self) -> list[_Turn]:
         """Everybody who can be computed, the most urgent first, as far as the tokens of a step go."""
         turns, num_left = [], self._chunk_tokens
-        for request in sorted(self.seated, key=lambda one: one.order):
+        for request in sorted(self.seated, key=lambda one: (-one.urgency, one.number)):
             lease, begin = request.lease, request.num_computed
             if lease is None or not request.can_step:
                 continue

@@ -196,6 +196,63 @@ async def test_nobody_gives_way_for_one_who_waits_for_what_he_computes() -> None
         assert engine.stats().retractions == 0
 
 
+@on_both_loops
+async def test_who_computes_what_an_urgent_one_waits_for_is_as_urgent() -> None:
+    """Else whoever comes between the two in priority would be computed before both."""
+    firsts: dict[str, float] = {}
+
+    async def first(name: str, answer: Generation) -> None:
+        await anext(answer)
+        firsts[name] = anyio.current_time() - began
+        await read(answer)
+
+    async with working(HashRunner(), num_slots=256, chunk_tokens=4) as (_, engine):
+        async with anyio.create_task_group() as tasks:
+            began = anyio.current_time()
+            tasks.start_soon(first, "low", engine.generate([*PROMPT, 1], new(1)))
+            await anyio.sleep(0.5)  # virtual: 4 tokens are on their way
+            for i in range(2):
+                middle = engine.generate([i, *range(400, 439)], new(1), priority=1)
+                tasks.start_soon(first, f"middle {i}", middle)
+            tasks.start_soon(first, "urgent", engine.generate([*PROMPT, 2], new(1), priority=2))
+    # 5 steps are the low one's, for what the two share, and one is the urgent one's, who may be woken a step later.
+    assert firsts.pop("urgent") in (6.0, 7.0)
+    assert firsts == {"middle 0": 16.0, "middle 1": 26.0, "low": 26.0}
+
+
+@on_both_loops
+async def test_who_computes_what_an_urgent_one_waits_for_keeps_seat_and_slots() -> None:
+    for options in ({"max_batch_size": 3, "num_slots": 256}, {"num_slots": 64}):
+        async with working(HashRunner(), chunk_tokens=4, **options) as (_, engine):  # type: ignore[arg-type]
+            low = engine.generate([*PROMPT, 1], new(2))
+            await anyio.sleep(0.5)  # virtual
+            urgent = engine.generate([*PROMPT, 2], new(2), priority=3)
+            middle = engine.generate([1, *PROMPT], new(2), priority=1)
+            await anyio.sleep(0.5)
+            other = engine.generate([*OTHER, *OTHER, *OTHER], new(2), priority=2)
+            assert await read(urgent) == expected([*PROMPT, 2], 2)
+            assert urgent.num_cached_tokens == 20
+            assert engine.stats().retractions > 0
+            assert await read(other) == expected([*OTHER, *OTHER, *OTHER], 2)
+            assert await read(middle) == expected([1, *PROMPT], 2)
+            assert await read(low) == expected([*PROMPT, 1], 2)
+
+
+@on_both_loops
+async def test_the_most_urgent_has_the_seat_of_who_computes_for_an_urgent_one_who_goes_on_with_it() -> None:
+    async with working(HashRunner(), num_slots=256, max_batch_size=2, chunk_tokens=4) as (cache, engine):
+        low = engine.generate([*PROMPT, 1], new(2))
+        await anyio.sleep(0.5)  # virtual: 4 tokens are on their way
+        urgent = engine.generate([*PROMPT, 2], new(2), priority=1)
+        await anyio.sleep(0.1)
+        most = engine.generate(OTHER, new(2), priority=2)
+        assert await read(most) == expected(OTHER, 2)
+        assert await read(urgent) == expected([*PROMPT, 2], 2)
+        assert urgent.num_cached_tokens == 4
+        assert await read(low) == expected([*PROMPT, 1], 2)
+        assert engine.stats().retractions == cache.stats().join_takeovers == 1
+
+
 # ---- giving way
 
 
