@@ -107,7 +107,6 @@ class AsyncEngine:
             )
         self._capacity = params.allocator.usable_size
         self._page_size = params.page_size
-        self._clock = params.clock
         self._runner = runner
         self._scheduler = Scheduler(cache, runner, max_batch_size, chunk_tokens, join)
         self._max_batch_size = max_batch_size
@@ -209,7 +208,6 @@ class AsyncEngine:
             priority,
             f"request-{self._num_requests}" if request_id is None else request_id,
             None if self._tokenizer is None else TextStream(self._tokenizer, sampling.stop),
-            self._clock(),
             self._scheduler.forget,
         )
         self._scheduler.submit(request)
@@ -242,13 +240,19 @@ class AsyncEngine:
         # Who gets a seat at once does not wait.
         if self._max_waiting is None or num_waiting < max(self._max_waiting, int(scheduler.has_free_seats)):
             return
-        # As long as it takes until one of the places in the queue is free, if the requests go on as they did so far.
-        retry_after = max(1.0, scheduler.mean_seconds / self._max_batch_size)
+        # As long as it takes until one of the seats, and so a place in the queue, is free, if the requests go on as
+        # they did so far.
+        retry_after = max(1.0, scheduler.seconds_seated() / self._max_batch_size)
         raise Overloaded(
             f"{len(scheduler.seated)} requests run and {num_waiting} wait, of at most {self._max_waiting}; "
             f"try again in {retry_after:.0f} s",
             retry_after,
         )
+
+    @property
+    def max_requests(self) -> int | None:
+        """Requests that can be here at a time, with a seat or waiting for one; `None` for no limit."""
+        return None if self._max_waiting is None else self._max_batch_size + self._max_waiting
 
     @property
     def num_running(self) -> int:

@@ -69,7 +69,6 @@ class Request:
         number: in the order of arrival.
         stop_token_ids: those of the sampling, and the model's own unless they are to be ignored.
         text: follows the generated tokens, where there is a tokenizer.
-        arrived_at: seconds, on the cache's clock.
         on_end: told once, after the slots went back.
     """
 
@@ -84,7 +83,6 @@ class Request:
         priority: int,
         request_id: str,
         text: TextStream | None,
-        arrived_at: float,
         on_end: Callable[[Request], None],
     ) -> None:
         self.number = number
@@ -97,7 +95,7 @@ class Request:
         self.priority = priority
         self.request_id = request_id
         self.text = text
-        self.arrived_at = arrived_at
+        self.seated_at: float | None = None
         self._on_end = on_end
         self.lease: Lease | None = None
         self.is_entered = False

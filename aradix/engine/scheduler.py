@@ -69,8 +69,7 @@ class Scheduler:
         self.num_finished = 0
         self.num_aborted = 0
         self.num_failed = 0
-        self.mean_seconds = 0.0
-        """That a request was here, the late ones counting more."""
+        self._mean_seconds = 0.0
         self.left = Pulse()
         """Whoever waits until nobody is here any more."""
         self._cache = cache
@@ -95,6 +94,16 @@ class Scheduler:
         """Whether a new request would be admitted at once."""
         return len(self.seated) < self._max_batch_size
 
+    def seconds_seated(self) -> float:
+        """From a request's first seat to its end: the mean of those who finished, the late ones counting more.
+
+        Or how long those who are here have been, once that is longer: at first nobody has finished, and who has been
+        here for some time goes on, for all one knows, for as long again. Does not wait.
+        """
+        now = self._clock()
+        ages = [now - one.seated_at for one in self.seated if one.seated_at is not None]
+        return max(self._mean_seconds, sum(ages) / max(1, len(ages)))
+
     def submit(self, request: Request) -> None:
         """Let a new request in. Does not wait."""
         bisect.insort(self.waiting, request, key=lambda one: one.order)
@@ -111,8 +120,8 @@ class Scheduler:
             self.num_aborted += 1
         else:
             self.num_finished += 1
-            seconds = self._clock() - request.arrived_at
-            self.mean_seconds += (seconds - self.mean_seconds) / min(self.num_finished, 32)
+            seconds = self._clock() - (request.seated_at or 0.0)
+            self._mean_seconds += (seconds - self._mean_seconds) / min(self.num_finished, 32)
         self._fill_seats()
         self._wake.send()
         self.left.send()
@@ -124,6 +133,8 @@ class Scheduler:
                 return
             request = self.waiting.pop(0)
             self.seated.append(request)
+            if request.seated_at is None:
+                request.seated_at = self._clock()
             try:
                 request.lease = lease = self._cache.lease(
                     request.key(len(request.tokens)),

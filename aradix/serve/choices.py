@@ -79,13 +79,14 @@ class Choices:
         request_id: for the engine's log.
 
     Raises:
-        ApiError: the engine does not take them; none is under way then.
+        ApiError: the engine does not take them, or never so many; none is under way then.
     """
 
     def __init__(
         self, engine: AsyncEngine, asked: AskedRequest, prompts: Sequence[tuple[list[int], int]], request_id: str
     ) -> None:
         self._num_samples = asked.n or 1
+        _check_number(engine, len(prompts), self._num_samples)
         self._pulse = Pulse()
         self._choices: list[_Choice] = []
         sampling = _sampling(asked)
@@ -148,6 +149,18 @@ class Choices:
             choice.error = error
         choice.is_over = True
         self._pulse.send()
+
+
+def _check_number(engine: AsyncEngine, num_prompts: int, num_samples: int) -> None:
+    """Whether so many answers can ever be under way together; who is told to come back must have a chance then."""
+    num_answers, limit = num_prompts * num_samples, engine.max_requests
+    if limit is not None and num_answers > limit:
+        raise ApiError(
+            400,
+            f"{num_answers} answers (n={num_samples} to each of {num_prompts} prompts) are more than the {limit} that "
+            "can be computed and wait here at a time; ask for fewer, or in several requests",
+            param="n" if num_samples > 1 else "prompt",
+        )
 
 
 def _sampling(asked: AskedRequest) -> SamplingParams:

@@ -438,6 +438,37 @@ async def test_too_many_who_wait_are_sent_away() -> None:
 
 
 @on_both_loops
+async def test_who_is_sent_away_is_told_how_long_requests_take() -> None:
+    runner = HashRunner()
+    params = runner.cache_params(256, 1, clock=anyio.current_time)
+    async with (
+        RadixCache(params) as cache,
+        AsyncEngine(cache, runner, max_batch_size=2, max_waiting=1) as engine,
+    ):
+
+        async def retry_after() -> float:
+            with pytest.raises(Overloaded) as caught:
+                engine.generate(PROMPT)
+            return caught.value.retry_after
+
+        assert engine.max_requests == 3
+        answers = [engine.generate([i, *OTHER], new(20)) for i in range(3)]
+        assert await retry_after() == 1.0  # nothing is known yet
+        await anyio.sleep(9.5)  # virtual
+        assert await retry_after() == 9.5 / 2  # nobody has finished, and two have been here for so long
+        for answer in answers:
+            await read(answer)
+        # They took 20 steps each with a seat; how long the third one waited for it is no matter.
+        answers = [engine.generate([5, i, *OTHER], new(2)) for i in range(3)]
+        assert await retry_after() == 10.0
+        for answer in answers:
+            await read(answer)
+        answers = [engine.generate([6, i, *OTHER], new(2)) for i in range(3)]
+        assert 5.0 < await retry_after() < 10.0
+        cache.check()
+
+
+@on_both_loops
 async def test_draining_answers_who_is_in_and_lets_nobody_in() -> None:
     async with working(HashRunner(), max_batch_size=1) as (_, engine):
         answers = [engine.generate([*OTHER, i], new(3)) for i in range(2)]

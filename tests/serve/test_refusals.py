@@ -163,9 +163,31 @@ async def test_overload_is_told_with_when_to_come_back() -> None:
         while len(answers) < 2:
             await anyio.lowlevel.checkpoint()
         assert [answer.status for answer in answers] == [200, 200]
-        some = await ask(server.app, COMPLETE, {**ASK, "n": 5})
-        assert some.status == 429
-        assert server.engine.num_running + server.engine.num_waiting <= 1
+
+
+@pytest.mark.parametrize("max_waiting", [0, 2, None])
+async def test_more_answers_than_there_can_ever_be_room_for_are_refused_for_good(max_waiting: int | None) -> None:
+    async with served(max_batch_size=2, max_waiting=max_waiting) as server:
+        chats = (CHAT, chat("abcdefgh", max_tokens=4))
+        most = 2 + (max_waiting or 0)
+        for path, body, param in ((COMPLETE, ASK, "n"), (*chats, "n"), (COMPLETE, ASK, "prompt")):
+
+            def several(number: int, body: Any = body, param: str = param) -> dict[str, Any]:
+                return {**body, param: number if param == "n" else ["abcdefgh"] * number}
+
+            fitting = await ask(server.app, path, several(most))
+            assert (fitting.status, len(fitting.found["choices"])) == (200, most)
+            for stream in (False, True):
+                answer = await ask(server.app, path, {**several(most + 1), "stream": stream})
+                if max_waiting is None:
+                    assert answer.status == 200
+                    continue
+                assert (answer.status, answer.error["param"]) == (400, param)
+                assert re.search(rf"{most + 1} answers .* more than the {most} that", answer.error["message"])
+                assert "retry-after" not in answer.headers
+        both = await ask(server.app, COMPLETE, {**ASK, "prompt": ["abcdefgh"] * most, "n": 2})
+        assert both.status == (200 if max_waiting is None else 400)
+        assert server.engine.stats().aborted == 0
 
 
 async def test_who_has_no_key_is_not_let_in() -> None:

@@ -100,7 +100,7 @@ async def left_over(before: set[asyncio.Task[Any]]) -> set[asyncio.Task[Any]]:
     """The tasks that were not there before, when those had time to end that have nothing to wait for but a socket."""
     with anyio.move_on_after(10):
         while asyncio.all_tasks() - before:
-            await anyio.sleep(0.01)
+            await anyio.lowlevel.checkpoint()
     return asyncio.all_tasks() - before
 
 
