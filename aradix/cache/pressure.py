@@ -155,6 +155,8 @@ class Pressure:
         self.is_timed = False
         """Whether anything was ever kept, or ranked higher, for a time."""
         self.on_change: Callable[[], None] = lambda: None
+        self.on_wait: list[Callable[[], None]] = []
+        """Called when somebody begins to wait."""
         self._core = core
         self._pool = pool
         self._cache = cache
@@ -294,6 +296,8 @@ class Pressure:
                 *_said(waiter.hold),
             )
         self.changed()
+        for tell in self.on_wait:
+            tell()
         try:
             await waiter.event.wait()
         except BaseException:

@@ -108,6 +108,7 @@ class Scheduler:
         """Let a new request in. Does not wait."""
         bisect.insort(self.waiting, request, key=lambda one: one.order)
         self._fill_seats()
+        self._wake.send()  # somebody may have to make way
 
     def forget(self, request: Request) -> None:
         """A request is over, and has no lease any more."""
@@ -159,6 +160,8 @@ class Scheduler:
 
     async def _run(self) -> None:
         """Never ends by itself; what stops it ends every request. Waits."""
+        # Whoever begins to wait for slots may be more urgent than those who have some.
+        self._cache._pressure.on_wait.append(self._wake.send)
         try:
             while True:
                 # Whoever was told of the last step takes his slots for the next one before that is put together.
@@ -179,6 +182,8 @@ class Scheduler:
                 else:
                     request.fail(caused(EngineClosedError(f"the engine failed: {error!r}"), error))
             raise
+        finally:
+            self._cache._pressure.on_wait.remove(self._wake.send)
 
     async def _serve(self, request: Request, lease: Lease) -> None:
         """Holds a seated request's lease: admission, growth, and the way out. Waits."""
@@ -212,7 +217,6 @@ class Scheduler:
         request.is_growing = True
         try:
             while (missing := request.num_slots_wanted - lease.num_tokens) > 0:
-                self._wake.send()  # somebody may have to make way
                 try:
                     await lease.allocate(missing)
                 except RetractError:
@@ -256,7 +260,6 @@ class Scheduler:
         self.seated.remove(request)
         request.let_go()
         self.submit(request)
-        self._wake.send()
 
     # ---- steps
 

@@ -303,6 +303,42 @@ async def test_as_many_give_way_as_the_urgent_one_needs_and_come_back_when_it_is
 
 
 @on_both_loops
+async def test_the_urgent_are_let_in_though_nothing_can_be_computed() -> None:
+    """Somebody else has the slots that those who are here wait for, so no step ends after which one would look."""
+    for num_outside, options, prompt in ((40, {"max_batch_size": 1}, [*PROMPT, *OTHER]), (30, {}, PROMPT)):
+        async with working(HashRunner(), num_slots=64, **options) as (cache, engine):  # type: ignore[arg-type]
+            async with cache.lease(RadixKey(range(500, 500 + num_outside))) as outside:
+                await outside.allocate(num_outside)
+                low = engine.generate(prompt, new(20))
+                await anyio.sleep(60)  # virtual
+                assert low.finish_reason is None
+                num_steps = engine.stats().steps
+                await anyio.sleep(60)
+                assert engine.stats().steps == num_steps
+                urgent = engine.generate([7, *PROMPT], new(2), priority=1)
+                with anyio.fail_after(60):
+                    assert await read(urgent) == expected([7, *PROMPT], 2)
+            assert await read(low) == expected(prompt, 20)
+
+
+@on_both_loops
+async def test_an_urgent_one_whom_a_gate_held_up_is_let_in_though_nothing_can_be_computed() -> None:
+    async with working(HashRunner(), num_slots=64) as (cache, engine):
+        async with cache.lease(RadixKey(range(500, 530))) as outside:
+            await outside.allocate(30)
+            assert len(await read(engine.generate(OTHER, new(1)))) == 1
+            async with cache.exclusive(RadixKey(OTHER[:5])):
+                urgent = engine.generate([*OTHER, *PROMPT], new(2), priority=1)
+                low = engine.generate(PROMPT, new(20))
+                await anyio.sleep(60)  # virtual
+                assert not urgent.token_ids
+                assert low.finish_reason is None
+            with anyio.fail_after(60):
+                assert await read(urgent) == expected([*OTHER, *PROMPT], 2)
+        assert await read(low) == expected(PROMPT, 20)
+
+
+@on_both_loops
 async def test_who_must_give_way_loses_no_token_and_says_none_twice() -> None:
     async with working(HashRunner(), num_slots=48) as (_, engine):
         answers = [engine.generate(PROMPT[i:], new(20)) for i in range(4)]
