@@ -81,6 +81,7 @@ class Scheduler:
         self._join = join
         self._wake = Pulse()
         self._tasks: TaskGroup | None = None
+        self._is_filling = False
 
     # ---- coming and going
 
@@ -128,28 +129,36 @@ class Scheduler:
         self.left.send()
 
     def _fill_seats(self) -> None:
-        while self._tasks is not None and self.waiting and self.has_free_seats:
-            # Not while somebody more urgent is short of slots: it would have to give way again at once.
-            if any(one.is_short and one.urgency > self.waiting[0].priority for one in self.seated):
-                return
-            request = self.waiting.pop(0)
-            self.seated.append(request)
-            if request.seated_at is None:
-                request.seated_at = self._clock()
-            try:
-                request.lease = lease = self._cache.lease(
-                    request.key(len(request.tokens)),
-                    reserve=len(request.tokens),
-                    leave_last=1,
-                    priority=request.priority,
-                    resume=request.was_admitted,
-                    stream=self._runner.stream,
-                    join=self._join,
-                )
-            except Exception as error:
-                request.fail(error)
-            else:
-                self._tasks.start_soon(self._serve, request, lease)
+        if self._is_filling:  # one who cannot be served leaves, and the loop below goes on with the next
+            return
+        self._is_filling = True
+        try:
+            while self._tasks is not None and self.waiting and self.has_free_seats:
+                # Not while somebody more urgent is short of slots: it would have to give way again at once.
+                if any(one.is_short and one.urgency > self.waiting[0].priority for one in self.seated):
+                    return
+                self._seat(self.waiting.pop(0), self._tasks)
+        finally:
+            self._is_filling = False
+
+    def _seat(self, request: Request, tasks: TaskGroup) -> None:
+        self.seated.append(request)
+        if request.seated_at is None:
+            request.seated_at = self._clock()
+        try:
+            request.lease = lease = self._cache.lease(
+                request.key(len(request.tokens)),
+                reserve=len(request.tokens),
+                leave_last=1,
+                priority=request.priority,
+                resume=request.was_admitted,
+                stream=self._runner.stream,
+                join=self._join,
+            )
+        except Exception as error:
+            request.fail(error)
+        else:
+            tasks.start_soon(self._serve, request, lease)
 
     # ---- the tasks
 

@@ -551,6 +551,25 @@ async def test_a_failure_of_the_engine_reaches_everybody() -> None:
 
 
 @on_both_loops
+async def test_however_many_wait_a_cache_that_takes_none_of_them_fails_each_for_itself() -> None:
+    async with working(HashRunner(), max_batch_size=1) as (cache, engine):
+        first, *others = (engine.generate([i, *OTHER], new(2)) for i in range(900))
+        open_lease = cache.lease
+
+        def refuse(*args: Any, **options: Any) -> Any:
+            raise RequestTooLargeError("the pool shrank")
+
+        cache.lease = refuse  # type: ignore[method-assign]
+        assert await read(first) == expected([0, *OTHER], 2)
+        for answer in others:
+            with pytest.raises(RequestTooLargeError):
+                await read(answer)
+        assert engine.stats().failed == 899
+        cache.lease = open_lease  # type: ignore[method-assign]
+        assert await read(engine.generate(OTHER, new(2))) == expected(OTHER, 2)
+
+
+@on_both_loops
 async def test_who_comes_after_the_engine_was_cancelled_does_not_wait_for_ever() -> None:
     runner = HashRunner()
     async with RadixCache(runner.cache_params(64, 1)) as cache:
