@@ -186,7 +186,7 @@ class AsyncEngine:
         if self._home is None:
             raise UsageError("this engine is not open; use `async with AsyncEngine(...)`")
         self._home.check()
-        if not (self._is_open and self._scheduler.is_running):
+        if not self.is_open:
             raise EngineClosedError("the engine is closed, or being drained, and takes no more requests")
         sampling = SamplingParams() if sampling is None else sampling
         namespace = _namespace(extra_key, cache_salt, lora_name)
@@ -248,6 +248,11 @@ class AsyncEngine:
             f"try again in {retry_after:.0f} s",
             retry_after,
         )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes requests: it is neither closed nor being drained, and has not failed."""
+        return self._is_open and self._scheduler.is_running
 
     @property
     def max_requests(self) -> int | None:

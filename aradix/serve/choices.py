@@ -11,7 +11,7 @@ from anyio.abc import TaskGroup
 from aradix.engine.engine import AsyncEngine
 from aradix.engine.request import Generation, Pulse
 from aradix.engine.sampling import SamplingParams
-from aradix.errors import AradixError
+from aradix.errors import AradixError, UsageError
 from aradix.serve.api_errors import ApiError, api_error
 from aradix.serve.protocol import AskedRequest, FinishReason, PromptDetails, Usage
 
@@ -51,7 +51,7 @@ class _Choice:
             ApiError: it ended before its end.
         """
         if self.error is not None:
-            raise _told_error(self.error)
+            raise _told_error(self.error, was_taken=True)
         text = self.generation.text[self._num_told :]
         reason = self.generation.finish_reason if self.is_over else None
         if self._is_told or not (text or reason):
@@ -63,8 +63,12 @@ class _Choice:
         return Piece(self.index, text, reason)
 
 
-def _told_error(error: Exception) -> ApiError:
-    told = api_error(error) if isinstance(error, AradixError) else api_error(AradixError(str(error)))
+def _told_error(error: Exception, was_taken: bool = False) -> ApiError:
+    # What a request broke is said before it is taken; a rule that is broken later on is broken by the server.
+    if not isinstance(error, AradixError) or (was_taken and isinstance(error, UsageError)):
+        told = api_error(AradixError(str(error)))
+    else:
+        told = api_error(error)
     if told.status >= 500:
         _log.error("a request failed", exc_info=error)
     return told

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import anyio
 
 from aradix.engine.engine import AsyncEngine
+from aradix.engine.request import Pulse
 from aradix.serve.api_errors import ApiError
 from aradix.serve.choices import Choices
 from aradix.serve.metrics import ServeMetrics
@@ -39,7 +40,7 @@ class Service:
         self._is_over = False
         self._num_requests = 0
         self._running: set[Choices] = set()
-        self._idle = anyio.Event()
+        self._idle = Pulse()
 
     @property
     def num_requests(self) -> int:
@@ -66,7 +67,7 @@ class Service:
         finally:
             self._num_requests -= 1
             if not self._num_requests:
-                self._idle.set()
+                self._idle.send()
 
     @contextmanager
     def running(self, choices: Choices) -> Iterator[None]:
@@ -104,7 +105,6 @@ class Service:
 
     async def _until_idle(self) -> None:
         while self._num_requests:
-            self._idle = anyio.Event()
             await self._idle.wait()
 
 

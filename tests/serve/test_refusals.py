@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from aradix.errors import ConfigError, RequestTooLargeError
+from aradix.errors import ConfigError, InvariantError, RequestTooLargeError, UsageError, WrongLoopError
 from aradix.serve import serve_app
 from tests.serve.calls import Caller, ask
 from tests.serve.tiny import TinyRunner, served, tiny_model
@@ -126,6 +126,26 @@ async def test_a_bug_in_the_server_is_told_as_one(
         assert (answer.status, answer.error["code"]) == (500, "internal_error")
         assert "private" not in answer.error["message"]
         assert "private" in caplog.text
+
+
+@pytest.mark.parametrize("error", [UsageError("private"), WrongLoopError("private"), InvariantError("private")])
+async def test_a_request_that_was_taken_and_failed_is_no_fault_of_the_clients(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served() as server:
+
+        def broken(*args: Any, **named: Any) -> Any:
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(server.cache, "lease", broken)
+            answer = await ask(server.app, COMPLETE, ASK)
+            assert (answer.status, answer.error["code"]) == (500, "internal_error")
+            assert "private" not in answer.error["message"]
+        with monkeypatch.context() as patch:
+            patch.setattr(server.engine, "generate", broken)
+            answer = await ask(server.app, COMPLETE, ASK)
+            assert answer.status == (400 if type(error) is UsageError else 500)
 
 
 async def test_what_the_pool_can_never_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
