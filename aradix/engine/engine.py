@@ -196,7 +196,7 @@ class AsyncEngine:
             raise UsageError(f"priority must be an int, got {priority!r}")
         if sampling.stop and self._tokenizer is None:
             raise UsageError("stop texts need a tokenizer: AsyncEngine(..., tokenizer=...)")
-        self._check_load()
+        self.check_load()
         self._num_requests += 1
         request = Request(
             self._num_requests,
@@ -234,7 +234,12 @@ class AsyncEngine:
                 f"pool has {self._capacity()} (hint: ask for fewer tokens, or make a larger pool)"
             )
 
-    def _check_load(self) -> None:
+    def check_load(self) -> None:
+        """Whether another request would be let in now, before work is put into one. Does not wait.
+
+        Raises:
+            Overloaded: too many wait already.
+        """
         scheduler = self._scheduler
         num_waiting = len(scheduler.waiting)
         # Who gets a seat at once does not wait.

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import anyio
 
 from aradix.engine.engine import AsyncEngine
-from aradix.engine.request import Pulse
-from aradix.serve.api_errors import ApiError
+from aradix.engine.request import Overloaded, Pulse
+from aradix.serve.api_errors import ApiError, api_error
 from aradix.serve.choices import Choices
 from aradix.serve.metrics import ServeMetrics
 from aradix.serve.model import ServedModel
@@ -57,6 +57,17 @@ class Service:
             raise ApiError(
                 503, "the server stops, and takes no more requests", code="service_unavailable", headers=CLOSING
             )
+
+    def check_load(self) -> None:
+        """Whether the engine would let a request in now.
+
+        Raises:
+            ApiError: 429, too many wait already.
+        """
+        try:
+            self.engine.check_load()
+        except Overloaded as error:
+            raise api_error(error) from error
 
     @contextmanager
     def attending(self) -> Iterator[None]:

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from aradix.errors import ConfigError, InvariantError, RequestTooLargeError, UsageError, WrongLoopError
-from aradix.serve import serve_app
+from aradix.serve import serve_app, service_of
 from tests.serve.calls import Caller, ask
 from tests.serve.tiny import TinyRunner, served, tiny_model
 
@@ -157,7 +157,7 @@ async def test_what_the_pool_can_never_hold_is_refused(monkeypatch: pytest.Monke
         assert str(len(range(100))) in str(caught.value)
 
 
-async def test_overload_is_told_with_when_to_come_back() -> None:
+async def test_overload_is_told_with_when_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     async with served(max_batch_size=1, max_waiting=1) as server, anyio.create_task_group() as tasks:
         server.runner.hold()
         answers = []
@@ -168,6 +168,9 @@ async def test_overload_is_told_with_when_to_come_back() -> None:
         tasks.start_soon(one)
         while not server.engine.num_running:
             await anyio.lowlevel.checkpoint()
+        # Of several answers none is begun that could not be ended.
+        assert (await ask(server.app, COMPLETE, {**ASK, "n": 2})).status == 429
+        assert (server.engine.num_running, server.engine.num_waiting) == (1, 0)
         tasks.start_soon(one)
         while not server.engine.num_waiting:
             await anyio.lowlevel.checkpoint()
@@ -176,8 +179,9 @@ async def test_overload_is_told_with_when_to_come_back() -> None:
             assert refused.status == 429
             assert (refused.error["type"], refused.error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
             assert int(refused.headers["retry-after"]) >= 1
-        # Of several answers none is begun that could not be ended.
-        assert (await ask(server.app, COMPLETE, {**ASK, "n": 2})).status == 429
+        with monkeypatch.context() as patch:
+            patch.setattr(service_of(server.app).model, "prompt_tokens", None)  # nothing is tokenized in vain
+            assert (await ask(server.app, COMPLETE, ASK)).status == 429
         assert (server.engine.num_running, server.engine.num_waiting) == (1, 1)
         server.runner.go_on()
         while len(answers) < 2:
