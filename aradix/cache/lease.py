@@ -212,12 +212,14 @@ class Lease:
 
     @property
     def waits_for_slots(self) -> bool:
-        """Whether it stands in a queue for slots now, in whatever task: to be entered, or to grow.
+        """Whether it stands in a queue for slots now, in whatever task: to be entered, to grow, or for a copy.
 
         Not while it waits there for what another lease computes.
         """
-        hold = self._hold
-        return hold.waiting and not self._cache._leases.joins.is_waiting(hold)
+        hold, tiers = self._hold, self._cache._leases.tiers
+        if hold.waiting:
+            return not self._cache._leases.joins.is_waiting(hold)
+        return tiers is not None and not hold.entered and tiers.loads.is_queued_for(hold)
 
     @property
     def urgency(self) -> int:

@@ -256,6 +256,8 @@ class Pressure:
         waiter.hold.waiting = True
         self.num_waits += 1
         self.changed()
+        for tell in self.on_wait:
+            tell()
 
     def unqueue_load(self, waiter: SlotWaiter) -> None:
         """Take a load out of the queue, if it is there, and give up its pin."""

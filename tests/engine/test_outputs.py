@@ -13,7 +13,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from aradix import ChunkCache, HiRadixCache, HostKVPool, RadixCache
+from aradix import ChunkCache, EvictParams, HiRadixCache, HostKVPool, RadixCache, RadixKey
 from aradix.engine import AsyncEngine, EngineStats, LlamaModel, LlamaRunner, SamplingParams
 from tests.engine.tiny_llama import CONFIG, cold, tiny_model
 from tests.support.caches import idle_sum
@@ -196,6 +196,27 @@ async def test_with_a_host_tier_they_come_back_and_say_the_same(num_host_slots: 
         await have_all(engine)
         # What a small host still has when somebody comes for it is up to the threads.
         assert cache.stats().load_back_tokens > (0 if num_host_slots > 1000 else -1)
+
+
+@TWO_LOOPS
+async def test_whose_copy_from_the_host_has_no_room_is_made_room_for_by_the_less_urgent() -> None:
+    prompts = [[i * 45 + j for j in range(45)] for i in range(2)]
+    async with serving(num_slots=160, cache_class=HiRadixCache, num_host_slots=2048) as (cache, engine):
+        sampling = SamplingParams(max_tokens=2)
+        first = [token async for token in engine.generate(prompts[0], sampling)]
+        while cache.stats().protected:
+            await checkpoint()
+        await cache.evict(EvictParams(160))
+        async with cache.lease(RadixKey(range(200, 300))) as outside:
+            await outside.allocate(100)
+            low = engine.generate(prompts[1][:20], SamplingParams(max_tokens=40))  # all that is left, in the end
+            await anext(low)
+            urgent = engine.generate(prompts[0], sampling, priority=1)
+            assert [token async for token in urgent] == first
+            assert urgent.num_cached_tokens == 44
+            assert low.finish_reason is None
+            assert engine.stats().retractions > 0
+        assert len([token async for token in low]) == 39
 
 
 @TWO_LOOPS
