@@ -239,6 +239,22 @@ async def test_who_computes_what_an_urgent_one_waits_for_keeps_seat_and_slots() 
 
 
 @on_both_loops
+async def test_where_all_are_short_who_computes_for_an_urgent_one_is_the_last_to_give_way() -> None:
+    async with working(HashRunner(), num_slots=31) as (_, engine):
+        middle = engine.generate(OTHER[:9], new(9), priority=1)
+        await anyio.sleep(0.5)  # virtual
+        low = engine.generate([*PROMPT, 1], new(3))
+        await anyio.sleep(0.1)
+        urgent = engine.generate([*PROMPT, 2], new(3), priority=2)
+        await anyio.sleep(0.9)  # in the second step two want a slot more, and there is none
+        assert engine.stats().retractions == 1
+        assert await read(urgent) == expected([*PROMPT, 2], 3)
+        assert urgent.num_cached_tokens == 20
+        assert await read(low) == expected([*PROMPT, 1], 3)
+        assert await read(middle) == expected(OTHER[:9], 9)
+
+
+@on_both_loops
 async def test_the_most_urgent_has_the_seat_of_who_computes_for_an_urgent_one_who_goes_on_with_it() -> None:
     async with working(HashRunner(), num_slots=256, max_batch_size=2, chunk_tokens=4) as (cache, engine):
         low = engine.generate([*PROMPT, 1], new(2))
