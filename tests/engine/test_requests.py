@@ -255,6 +255,27 @@ async def test_where_all_are_short_who_computes_for_an_urgent_one_is_the_last_to
 
 
 @on_both_loops
+async def test_who_gave_way_to_one_who_computes_for_an_urgent_one_does_not_come_back_at_once() -> None:
+    """Else the two would go on like this for ever, at one moment of time: what gave way had nothing to give."""
+    async with (
+        working(HashRunner(), num_slots=31) as (cache, engine),
+        cache.lease(RadixKey(range(500, 510))) as outside,
+    ):
+        await outside.allocate(10)
+        low = engine.generate([*PROMPT, 1], new(3))
+        await anyio.sleep(0.1)  # virtual
+        urgent = engine.generate([*PROMPT, 2], new(3), priority=2)
+        middle = engine.generate([*OTHER, *OTHER], new(3), priority=1)  # waits for its first slots
+        await anyio.sleep(0.1)
+        with anyio.fail_after(0.1):
+            await outside.allocate(1)  # now all wait
+        outside.release()
+        assert await read(urgent) == expected([*PROMPT, 2], 3)
+        assert await read(middle) == expected([*OTHER, *OTHER], 3)
+        assert await read(low) == expected([*PROMPT, 1], 3)
+
+
+@on_both_loops
 async def test_the_most_urgent_has_the_seat_of_who_computes_for_an_urgent_one_who_goes_on_with_it() -> None:
     async with working(HashRunner(), num_slots=256, max_batch_size=2, chunk_tokens=4) as (cache, engine):
         low = engine.generate([*PROMPT, 1], new(2))
