@@ -75,7 +75,8 @@ class BasePrefixCache(abc.ABC):
             key: the tokens, in their namespace.
             reserve: enter only once slots for so many tokens in all are held, matched and fresh.
             leave_last: tokens at the end that are never matched, so that something is left to compute.
-            priority: of what is committed, for the `priority` policy; higher stays longer.
+            priority: of what is committed, for the `priority` policy; higher stays longer. Also what `Lease.urgency`
+                begins with.
             store: whether commits publish; without it all slots are freed at release.
             resume: this request was preempted and comes back: not counted as a query.
             stream: that the allocations are ordered for; the first of the engine's if there are any.
@@ -92,6 +93,8 @@ class BasePrefixCache(abc.ABC):
                 took over counts as the first one's, unless it is a fork, which is that one's who enters it: who joins
                 with somebody else's lease in hand may wait for himself. How long is not bounded but by
                 `anyio.fail_after`.
+                Meanwhile the one it waits for is at least as urgent as it is (`Lease.urgency`), which is for whoever
+                schedules them: the cache itself serves nobody by priority.
                 `CacheStats` counts `num_joiners`, `joins`, `joined_tokens` and `join_takeovers`.
 
         Raises:

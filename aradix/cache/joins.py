@@ -196,6 +196,12 @@ class Joins:
         if not fronts:
             del self._fronts[namespace]
 
+    def urgency(self, hold: Hold) -> int:
+        """The highest priority among a lease and those that wait for its flight."""
+        flight = self.flights.get(hold.order)
+        joiners = () if flight is None else flight.joiners
+        return max([hold.priority, *(joiner.hold.priority for joiner in joiners)])
+
     # ---- those who wait ----
 
     async def look(self, hold: Hold, has_waited: bool, may_wait: bool) -> bool:

@@ -214,12 +214,23 @@ class Lease:
 
     @property
     def waits_for_slots(self) -> bool:
-        """Whether it stands in a queue for slots now, in whatever task: to be entered, or to grow.
+        """Whether it stands in a queue for slots now, in whatever task: to be entered, to grow, or for a copy.
 
         Not while it waits there for what another lease computes.
         """
-        hold = self._hold
-        return hold.waiting and not self._cache._leases.joins.is_waiting(hold)
+        hold, tiers = self._hold, self._cache._leases.tiers
+        if hold.waiting:
+            return not self._cache._leases.joins.is_waiting(hold)
+        return tiers is not None and not hold.entered and tiers.loads.is_queued_for(hold)
+
+    @property
+    def urgency(self) -> int:
+        """The highest priority among this lease and those that wait for what it computes (`join`). Does not wait.
+
+        Its own where nobody waits for it: before it is entered, as soon as what they want is committed, and after its
+        end. A scheduler that computes first, and preempts last, by this has nobody urgent wait behind the less urgent.
+        """
+        return self._cache._leases.joins.urgency(self._hold)
 
     @property
     @short_method("slots")

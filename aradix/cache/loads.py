@@ -133,6 +133,10 @@ class Loads:
         """Whether what a lease's match found on the host should be copied."""
         return hold.load_back and hold.host_hit >= self._threshold and hold.node_id != 0
 
+    def is_queued_for(self, hold: Hold) -> bool:
+        """Whether a lease waits for a load that waits for slots."""
+        return any(sharer.hold is hold for load in self._loads.values() if load.copy is None for sharer in load.sharers)
+
     async def share(self, hold: Hold) -> bool:
         """Begin a load of what a lease's match found on the host, or join the one under way. Waits until it is over.
 

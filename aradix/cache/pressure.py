@@ -155,6 +155,8 @@ class Pressure:
         self.is_timed = False
         """Whether anything was ever kept, or ranked higher, for a time."""
         self.on_change: Callable[[], None] = lambda: None
+        self.on_wait: list[Callable[[], None]] = []
+        """Called when somebody begins to wait."""
         self._core = core
         self._pool = pool
         self._cache = cache
@@ -254,6 +256,8 @@ class Pressure:
         waiter.hold.waiting = True
         self.num_waits += 1
         self.changed()
+        for tell in self.on_wait:
+            tell()
 
     def unqueue_load(self, waiter: SlotWaiter) -> None:
         """Take a load out of the queue, if it is there, and give up its pin."""
@@ -294,6 +298,8 @@ class Pressure:
                 *_said(waiter.hold),
             )
         self.changed()
+        for tell in self.on_wait:
+            tell()
         try:
             await waiter.event.wait()
         except BaseException:

@@ -107,7 +107,6 @@ class AsyncEngine:
             )
         self._capacity = params.allocator.usable_size
         self._page_size = params.page_size
-        self._clock = params.clock
         self._runner = runner
         self._scheduler = Scheduler(cache, runner, max_batch_size, chunk_tokens, join)
         self._max_batch_size = max_batch_size
@@ -173,7 +172,8 @@ class AsyncEngine:
             sampling: greedy, 16 tokens, unless told otherwise.
             extra_key, cache_salt, lora_name: the namespace of the cache: what must not be shared never meets. The
                 model is the same for all.
-            priority: higher goes first, and takes the place of lower ones under pressure.
+            priority: higher goes first, and takes the place of lower ones under pressure. Who computes what a
+                request waits for (`join`) is at least as urgent as that one meanwhile.
             request_id: names it in logs; made up where it is left out.
 
         Raises:
@@ -186,7 +186,7 @@ class AsyncEngine:
         if self._home is None:
             raise UsageError("this engine is not open; use `async with AsyncEngine(...)`")
         self._home.check()
-        if not (self._is_open and self._scheduler.is_running):
+        if not self.is_open:
             raise EngineClosedError("the engine is closed, or being drained, and takes no more requests")
         sampling = SamplingParams() if sampling is None else sampling
         namespace = _namespace(extra_key, cache_salt, lora_name)
@@ -196,7 +196,7 @@ class AsyncEngine:
             raise UsageError(f"priority must be an int, got {priority!r}")
         if sampling.stop and self._tokenizer is None:
             raise UsageError("stop texts need a tokenizer: AsyncEngine(..., tokenizer=...)")
-        self._check_load()
+        self.check_load()
         self._num_requests += 1
         request = Request(
             self._num_requests,
@@ -208,7 +208,6 @@ class AsyncEngine:
             priority,
             f"request-{self._num_requests}" if request_id is None else request_id,
             None if self._tokenizer is None else TextStream(self._tokenizer, sampling.stop),
-            self._clock(),
             self._scheduler.forget,
         )
         self._scheduler.submit(request)
@@ -235,19 +234,35 @@ class AsyncEngine:
                 f"pool has {self._capacity()} (hint: ask for fewer tokens, or make a larger pool)"
             )
 
-    def _check_load(self) -> None:
+    def check_load(self) -> None:
+        """Whether another request would be let in now, before work is put into one. Does not wait.
+
+        Raises:
+            Overloaded: too many wait already.
+        """
         scheduler = self._scheduler
         num_waiting = len(scheduler.waiting)
         # Who gets a seat at once does not wait.
         if self._max_waiting is None or num_waiting < max(self._max_waiting, int(scheduler.has_free_seats)):
             return
-        # As long as it takes until one of the places in the queue is free, if the requests go on as they did so far.
-        retry_after = max(1.0, scheduler.mean_seconds / self._max_batch_size)
+        # As long as it takes until one of the seats, and so a place in the queue, is free, if the requests go on as
+        # they did so far.
+        retry_after = max(1.0, scheduler.seconds_seated() / self._max_batch_size)
         raise Overloaded(
             f"{len(scheduler.seated)} requests run and {num_waiting} wait, of at most {self._max_waiting}; "
             f"try again in {retry_after:.0f} s",
             retry_after,
         )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes requests: it is neither closed nor being drained, and has not failed."""
+        return self._is_open and self._scheduler.is_running
+
+    @property
+    def max_requests(self) -> int | None:
+        """Requests that can be here at a time, with a seat or waiting for one; `None` for no limit."""
+        return None if self._max_waiting is None else self._max_batch_size + self._max_waiting
 
     @property
     def num_running(self) -> int:

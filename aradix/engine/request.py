@@ -69,7 +69,6 @@ class Request:
         number: in the order of arrival.
         stop_token_ids: those of the sampling, and the model's own unless they are to be ignored.
         text: follows the generated tokens, where there is a tokenizer.
-        arrived_at: seconds, on the cache's clock.
         on_end: told once, after the slots went back.
     """
 
@@ -84,7 +83,6 @@ class Request:
         priority: int,
         request_id: str,
         text: TextStream | None,
-        arrived_at: float,
         on_end: Callable[[Request], None],
     ) -> None:
         self.number = number
@@ -97,7 +95,7 @@ class Request:
         self.priority = priority
         self.request_id = request_id
         self.text = text
-        self.arrived_at = arrived_at
+        self.seated_at: float | None = None
         self._on_end = on_end
         self.lease: Lease | None = None
         self.is_entered = False
@@ -116,8 +114,13 @@ class Request:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Who goes first: the highest priority, then the earliest."""
+        """Who gets a seat first: the highest priority, then the earliest. It never changes."""
         return (-self.priority, self.number)
+
+    @property
+    def urgency(self) -> int:
+        """Its priority, or that of the most urgent one that waits for what it computes."""
+        return self.priority if self.lease is None else self.lease.urgency
 
     @property
     def is_over(self) -> bool:

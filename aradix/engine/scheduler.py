@@ -69,8 +69,7 @@ class Scheduler:
         self.num_finished = 0
         self.num_aborted = 0
         self.num_failed = 0
-        self.mean_seconds = 0.0
-        """That a request was here, the late ones counting more."""
+        self._mean_seconds = 0.0
         self.left = Pulse()
         """Whoever waits until nobody is here any more."""
         self._cache = cache
@@ -82,6 +81,7 @@ class Scheduler:
         self._join = join
         self._wake = Pulse()
         self._tasks: TaskGroup | None = None
+        self._is_filling = False
 
     # ---- coming and going
 
@@ -95,10 +95,21 @@ class Scheduler:
         """Whether a new request would be admitted at once."""
         return len(self.seated) < self._max_batch_size
 
+    def seconds_seated(self) -> float:
+        """From a request's first seat to its end: the mean of those who finished, the late ones counting more.
+
+        Or how long those who are here have been, once that is longer: at first nobody has finished, and who has been
+        here for some time goes on, for all one knows, for as long again. Does not wait.
+        """
+        now = self._clock()
+        ages = [now - one.seated_at for one in self.seated if one.seated_at is not None]
+        return max(self._mean_seconds, sum(ages) / max(1, len(ages)))
+
     def submit(self, request: Request) -> None:
         """Let a new request in. Does not wait."""
         bisect.insort(self.waiting, request, key=lambda one: one.order)
         self._fill_seats()
+        self._wake.send()  # somebody may have to make way
 
     def forget(self, request: Request) -> None:
         """A request is over, and has no lease any more."""
@@ -111,33 +122,43 @@ class Scheduler:
             self.num_aborted += 1
         else:
             self.num_finished += 1
-            seconds = self._clock() - request.arrived_at
-            self.mean_seconds += (seconds - self.mean_seconds) / min(self.num_finished, 32)
+            seconds = self._clock() - (request.seated_at or 0.0)
+            self._mean_seconds += (seconds - self._mean_seconds) / min(self.num_finished, 32)
         self._fill_seats()
         self._wake.send()
         self.left.send()
 
     def _fill_seats(self) -> None:
-        while self._tasks is not None and self.waiting and self.has_free_seats:
-            # Not while somebody more urgent is short of slots: it would have to give way again at once.
-            if any(one.is_short and one.priority > self.waiting[0].priority for one in self.seated):
-                return
-            request = self.waiting.pop(0)
-            self.seated.append(request)
-            try:
-                request.lease = lease = self._cache.lease(
-                    request.key(len(request.tokens)),
-                    reserve=len(request.tokens),
-                    leave_last=1,
-                    priority=request.priority,
-                    resume=request.was_admitted,
-                    stream=self._runner.stream,
-                    join=self._join,
-                )
-            except Exception as error:
-                request.fail(error)
-            else:
-                self._tasks.start_soon(self._serve, request, lease)
+        if self._is_filling:  # one who cannot be served leaves, and the loop below goes on with the next
+            return
+        self._is_filling = True
+        try:
+            while self._tasks is not None and self.waiting and self.has_free_seats:
+                # Not while somebody more urgent is short of slots: it would have to give way again at once.
+                if any(one.is_short and one.urgency > self.waiting[0].priority for one in self.seated):
+                    return
+                self._seat(self.waiting.pop(0), self._tasks)
+        finally:
+            self._is_filling = False
+
+    def _seat(self, request: Request, tasks: TaskGroup) -> None:
+        self.seated.append(request)
+        if request.seated_at is None:
+            request.seated_at = self._clock()
+        try:
+            request.lease = lease = self._cache.lease(
+                request.key(len(request.tokens)),
+                reserve=len(request.tokens),
+                leave_last=1,
+                priority=request.priority,
+                resume=request.was_admitted,
+                stream=self._runner.stream,
+                join=self._join,
+            )
+        except Exception as error:
+            request.fail(error)
+        else:
+            tasks.start_soon(self._serve, request, lease)
 
     # ---- the tasks
 
@@ -148,6 +169,8 @@ class Scheduler:
 
     async def _run(self) -> None:
         """Never ends by itself; what stops it ends every request. Waits."""
+        # Whoever begins to wait for slots may be more urgent than those who have some.
+        self._cache._pressure.on_wait.append(self._wake.send)
         try:
             while True:
                 # Whoever was told of the last step takes his slots for the next one before that is put together.
@@ -168,6 +191,8 @@ class Scheduler:
                 else:
                     request.fail(caused(EngineClosedError(f"the engine failed: {error!r}"), error))
             raise
+        finally:
+            self._cache._pressure.on_wait.remove(self._wake.send)
 
     async def _serve(self, request: Request, lease: Lease) -> None:
         """Holds a seated request's lease: admission, growth, and the way out. Waits."""
@@ -201,11 +226,10 @@ class Scheduler:
         request.is_growing = True
         try:
             while (missing := request.num_slots_wanted - lease.num_tokens) > 0:
-                self._wake.send()  # somebody may have to make way
                 try:
                     await lease.allocate(missing)
                 except RetractError:
-                    victim = self._least_urgent(below=request.priority)
+                    victim = self._least_urgent(below=request.urgency)
                     if victim is None:
                         raise
                     self._retract(victim)
@@ -219,6 +243,7 @@ class Scheduler:
 
         Whether somebody gave way: then it is to be seen first whether that was enough.
         """
+        # By their own priority: whoever computes what others wait for has the slots for all of that already.
         urgent = [one.priority for one in self.seated if one.lease is not None and one.lease.waits_for_slots]
         if self.waiting and not self.has_free_seats:
             urgent.append(self.waiting[0].priority)
@@ -229,9 +254,12 @@ class Scheduler:
         return True
 
     def _least_urgent(self, below: int) -> Request | None:
-        """The seated request that should give way to one of that priority: the lowest, and of those the latest."""
-        last = max(self.seated, key=lambda one: one.order, default=None)
-        return last if last is not None and last.priority < below else None
+        """The seated request that should give way to one of that priority: the least urgent, and of those the latest.
+
+        Who is only as urgent as those that wait for what it computes goes before them: one of them goes on with that.
+        """
+        last = min(self.seated, key=lambda one: (one.urgency, one.priority, -one.number), default=None)
+        return last if last is not None and last.urgency < below else None
 
     def _retract(self, request: Request) -> None:
         """Have a seated request wait again."""
@@ -241,14 +269,13 @@ class Scheduler:
         self.seated.remove(request)
         request.let_go()
         self.submit(request)
-        self._wake.send()
 
     # ---- steps
 
     def _next_turns(self) -> list[_Turn]:
         """Everybody who can be computed, the most urgent first, as far as the tokens of a step go."""
         turns, num_left = [], self._chunk_tokens
-        for request in sorted(self.seated, key=lambda one: one.order):
+        for request in sorted(self.seated, key=lambda one: (-one.urgency, one.number)):
             lease, begin = request.lease, request.num_computed
             if lease is None or not request.can_step:
                 continue

@@ -72,6 +72,7 @@ class Answering(Generic[_Asked]):
         service, metrics = self._service, self._service.metrics
         asked = parsed(body, self._dialect.kind)
         service.model.check_name(asked.model)
+        service.check_load()  # who is sent away anyway shall not keep others waiting for the tokenizer
         prompts = await anyio.to_thread.run_sync(
             self._dialect.prompts, asked, service.model, limiter=service.tokenizing
         )

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from aradix.engine.request import EngineClosedError, Overloaded
-from aradix.errors import AradixError, CacheClosedError, CapacityError, UsageError
+from aradix.errors import AradixError, CacheClosedError, CapacityError, UsageError, WrongLoopError
 
 __all__ = ["ApiError", "api_error"]
 
@@ -63,6 +63,6 @@ def api_error(error: AradixError) -> ApiError:
         return ApiError(429, str(error), code="rate_limit_exceeded", kind="rate_limit_error", headers=headers)
     if isinstance(error, CacheClosedError | EngineClosedError):
         return ApiError(503, str(error), code="service_unavailable")
-    if isinstance(error, UsageError | CapacityError):
+    if isinstance(error, UsageError | CapacityError) and not isinstance(error, WrongLoopError):
         return ApiError(400, str(error))
     return ApiError(500, "the server failed to answer this request; its log says why", code="internal_error")

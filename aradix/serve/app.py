@@ -92,7 +92,7 @@ def serve_app(
         return _json(next(each for each in models.data if each.id == name))
 
     async def health(request: Request) -> Response:
-        if service.is_stopping:
+        if service.is_stopping or not engine.is_open:
             return JSONResponse({"status": "stopping"}, 503)
         return JSONResponse({"status": "ok"})
 

@@ -11,7 +11,7 @@ from anyio.abc import TaskGroup
 from aradix.engine.engine import AsyncEngine
 from aradix.engine.request import Generation, Pulse
 from aradix.engine.sampling import SamplingParams
-from aradix.errors import AradixError
+from aradix.errors import AradixError, UsageError
 from aradix.serve.api_errors import ApiError, api_error
 from aradix.serve.protocol import AskedRequest, FinishReason, PromptDetails, Usage
 
@@ -51,7 +51,7 @@ class _Choice:
             ApiError: it ended before its end.
         """
         if self.error is not None:
-            raise _told_error(self.error)
+            raise _told_error(self.error, was_taken=True)
         text = self.generation.text[self._num_told :]
         reason = self.generation.finish_reason if self.is_over else None
         if self._is_told or not (text or reason):
@@ -63,8 +63,12 @@ class _Choice:
         return Piece(self.index, text, reason)
 
 
-def _told_error(error: Exception) -> ApiError:
-    told = api_error(error) if isinstance(error, AradixError) else api_error(AradixError(str(error)))
+def _told_error(error: Exception, was_taken: bool = False) -> ApiError:
+    # What a request broke is said before it is taken; a rule that is broken later on is broken by the server.
+    if not isinstance(error, AradixError) or (was_taken and isinstance(error, UsageError)):
+        told = api_error(AradixError(str(error)))
+    else:
+        told = api_error(error)
     if told.status >= 500:
         _log.error("a request failed", exc_info=error)
     return told
@@ -79,13 +83,14 @@ class Choices:
         request_id: for the engine's log.
 
     Raises:
-        ApiError: the engine does not take them; none is under way then.
+        ApiError: the engine does not take them, or never so many; none is under way then.
     """
 
     def __init__(
         self, engine: AsyncEngine, asked: AskedRequest, prompts: Sequence[tuple[list[int], int]], request_id: str
     ) -> None:
         self._num_samples = asked.n or 1
+        _check_number(engine, len(prompts), self._num_samples)
         self._pulse = Pulse()
         self._choices: list[_Choice] = []
         sampling = _sampling(asked)
@@ -148,6 +153,18 @@ class Choices:
             choice.error = error
         choice.is_over = True
         self._pulse.send()
+
+
+def _check_number(engine: AsyncEngine, num_prompts: int, num_samples: int) -> None:
+    """Whether so many answers can ever be under way together; who is told to come back must have a chance then."""
+    num_answers, limit = num_prompts * num_samples, engine.max_requests
+    if limit is not None and num_answers > limit:
+        raise ApiError(
+            400,
+            f"{num_answers} answers (n={num_samples} to each of {num_prompts} prompts) are more than the {limit} that "
+            "can be computed and wait here at a time; ask for fewer, or in several requests",
+            param="n" if num_samples > 1 else "prompt",
+        )
 
 
 def _sampling(asked: AskedRequest) -> SamplingParams:

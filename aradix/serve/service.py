@@ -8,7 +8,8 @@ from contextlib import contextmanager
 import anyio
 
 from aradix.engine.engine import AsyncEngine
-from aradix.serve.api_errors import ApiError
+from aradix.engine.request import Overloaded, Pulse
+from aradix.serve.api_errors import ApiError, api_error
 from aradix.serve.choices import Choices
 from aradix.serve.metrics import ServeMetrics
 from aradix.serve.model import ServedModel
@@ -39,7 +40,7 @@ class Service:
         self._is_over = False
         self._num_requests = 0
         self._running: set[Choices] = set()
-        self._idle = anyio.Event()
+        self._idle = Pulse()
 
     @property
     def num_requests(self) -> int:
@@ -57,6 +58,17 @@ class Service:
                 503, "the server stops, and takes no more requests", code="service_unavailable", headers=CLOSING
             )
 
+    def check_load(self) -> None:
+        """Whether the engine would let a request in now.
+
+        Raises:
+            ApiError: 429, too many wait already.
+        """
+        try:
+            self.engine.check_load()
+        except Overloaded as error:
+            raise api_error(error) from error
+
     @contextmanager
     def attending(self) -> Iterator[None]:
         """While a request is being answered."""
@@ -66,7 +78,7 @@ class Service:
         finally:
             self._num_requests -= 1
             if not self._num_requests:
-                self._idle.set()
+                self._idle.send()
 
     @contextmanager
     def running(self, choices: Choices) -> Iterator[None]:
@@ -104,7 +116,6 @@ class Service:
 
     async def _until_idle(self) -> None:
         while self._num_requests:
-            self._idle = anyio.Event()
             await self._idle.wait()
 
 

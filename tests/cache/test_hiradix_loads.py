@@ -364,6 +364,25 @@ async def test_closing_ends_the_wait_for_a_load_and_keeps_its_slots_until_the_co
         assert [type(act.error) for act in acts] == [CacheClosedError] * 2
 
 
+async def test_who_waits_for_a_copy_waits_for_slots_until_it_begins() -> None:
+    async with opened_tiers(16, 32, at_once=False) as scene, anyio.create_task_group() as tasks:
+        await on_the_host(scene, key(range(1, 9)))
+        holder = await entered(scene.cache, key(range(21, 37)), 16)
+        leases = [scene.cache.lease(key(range(1, 9))) for _ in range(2)]
+        for lease in leases:
+            assert not lease.waits_for_slots
+            await begin(tasks, lease.__aenter__)
+        assert all(lease.waits_for_slots for lease in leases)
+        holder.release()
+        await settled()
+        assert not any(lease.waits_for_slots for lease in leases)
+        scene.copier.next("load").finish()
+        await settled()
+        for lease in leases:
+            assert (lease.num_matched, lease.waits_for_slots) == (8, False)
+            lease.release()
+
+
 async def test_closing_ends_a_load_that_waits_for_slots() -> None:
     async with anyio.create_task_group() as tasks:
         async with opened_tiers(16, 32) as scene:

@@ -132,6 +132,52 @@ async def test_a_twin_leads_nobody_and_the_leader_leads_on() -> None:
         act.value.release()
 
 
+# ---- priorities ----
+
+
+@pytest.mark.parametrize("reserve", [None, 12])
+async def test_who_is_waited_for_is_as_urgent_as_the_most_urgent_that_waits(reserve: int | None) -> None:
+    async with opened() as cache, anyio.create_task_group() as tasks:
+        fresh = cache.lease(PROMPT, join=True, priority=7)
+        assert fresh.urgency == 7  # of one that is not entered
+        first = await leader(tasks, cache, PROMPT, 12, priority=-3)
+        assert first.urgency == -3
+        half = await joiner(tasks, cache, PROMPT[:6], reserve=reserve and 6, priority=5)
+        low = await joiner(tasks, cache, PROMPT, reserve=reserve, priority=-9)
+        assert first.urgency == 5
+        whole, vanishing = [await joiner(tasks, cache, PROMPT, reserve=reserve, priority=n) for n in (2, 9)]
+        assert first.urgency == 9
+        vanishing.scope.cancel()
+        await settled()
+        assert first.urgency == 5
+        first.commit(PROMPT[:6])  # in that step one has what it wanted
+        assert first.urgency == 2
+        await settled()
+        first.release()
+        assert first.urgency == -3
+        await settled()
+        assert low.value.urgency == 2  # the heir
+        half.value.release()
+        low.value.release()
+        await settled()
+        assert whole.value.urgency == 2
+        whole.value.release()
+
+
+async def test_nobody_is_urgent_for_those_who_do_not_wait_for_it() -> None:
+    async with opened() as cache, anyio.create_task_group() as tasks:
+        plain = await entered(cache, PROMPT, 12, priority=1)
+        first = await leader(tasks, cache, PROMPT, 12, priority=1)
+        twin = first.fork()
+        act = await joiner(tasks, cache, PROMPT, priority=2)
+        assert [lease.urgency for lease in (plain, first, twin)] == [1, 2, 1]
+        await cache.flush()
+        assert first.urgency == 1
+        await settled()
+        for lease in (plain, first, twin, act.value):
+            lease.release()
+
+
 # ---- when the leader ends ----
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import anyio
 import pytest
+from anyio.lowlevel import checkpoint
 
-from aradix import ChunkCache, HiRadixCache, HostKVPool, RadixCache
+from aradix import ChunkCache, EvictParams, HiRadixCache, HostKVPool, RadixCache, RadixKey
 from aradix.engine import AsyncEngine, EngineStats, LlamaModel, LlamaRunner, SamplingParams
 from tests.engine.tiny_llama import CONFIG, cold, tiny_model
 from tests.support.caches import idle_sum
@@ -20,7 +21,8 @@ from tests.support.core import TREE_CORE
 
 pytestmark = pytest.mark.anyio
 
-NUM_NEW = 6
+NUM_NEW = 4
+NUM_REQUESTS = 52
 PAGE_SIZE = 4
 ONE_LOOP = pytest.mark.parametrize("anyio_backend", [("asyncio", {})], ids=["asyncio"])
 TWO_LOOPS = pytest.mark.parametrize("anyio_backend", [("asyncio", {}), ("trio", {})], ids=["asyncio", "trio"])
@@ -33,17 +35,17 @@ def model() -> LlamaModel:
 
 @kept
 def talks() -> list[list[list[int]]]:
-    """Ten talks: what is said in each turn. They begin with a system prompt in common, and some branch later on."""
+    """Thirteen talks: what is said in each turn. They begin with a system prompt in common, and some branch later."""
     chance = random.Random(1)
 
     def said(least: int, most: int) -> list[int]:
         return [chance.randrange(CONFIG.vocab_size) for _ in range(chance.randrange(least, most))]
 
     system = said(21, 22)
-    turns = [[system + said(1, 9), *(said(1, 7) for _ in range(3))] for _ in range(6)]
-    # Four branch off: another second turn, or another end of the first.
+    turns = [[system + said(1, 9), *(said(1, 7) for _ in range(3))] for _ in range(8)]
+    # Five branch off: another second turn, or another end of the first.
     turns += [[turn[0], said(1, 7), said(1, 7), said(1, 7)] for turn in turns[:2]]
-    turns += [[turn[0][:-1] + said(2, 9), *turn[1:]] for turn in turns[2:4]]
+    turns += [[turn[0][:-1] + said(2, 9), *turn[1:]] for turn in turns[2:5]]
     return turns
 
 
@@ -76,6 +78,9 @@ async def serving(
         async with cache_class(params) as cache:
             async with AsyncEngine(cache, runner, **options) as engine:
                 yield cache, engine
+            with anyio.fail_after(60):
+                while num_host_slots and cache.stats().protected:
+                    await checkpoint()  # a copy to the host pins what it reads
             stats = cache.stats()
             assert (stats.num_leases, stats.protected, stats.leased) == (0, 0, 0)
             assert idle_sum(cache) == num_slots
@@ -99,47 +104,48 @@ async def ask(engine: AsyncEngine, prompt: list[int], stop_at: int | None = None
 
 
 async def have(engine: AsyncEngine, talk: list[list[int]]) -> None:
-    """A whole talk, each turn of which begins with all that was said, and its first turn once more."""
+    """A whole talk, each turn of which begins with all that was said."""
     prompt: list[int] = []
     for said in talk:
         prompt = prompt + said
         prompt = prompt + await ask(engine, prompt)
-    assert await ask(engine, talk[0]) == right()[tuple(talk[0])]
 
 
 async def have_all(engine: AsyncEngine) -> EngineStats:
     async with anyio.create_task_group() as tasks:
         for talk in talks():
             tasks.start_soon(have, engine, talk)
-    assert engine.stats().finished >= 50
     return engine.stats()
 
 
 def num_tokens() -> int:
     """Tokens of the prompts of all talks."""
-    total = 0
-    for talk in talks():
-        total += len(talk[0])
-        for turn in range(len(talk)):
-            total += sum(map(len, talk[: turn + 1])) + turn * NUM_NEW
-    return total
+    return sum(sum(map(len, talk[: i + 1])) + i * NUM_NEW for talk in talks() for i in range(len(talk)))
 
 
 def test_there_are_fifty_prompts_which_share_much() -> None:
-    assert len(talks()) == 10
-    assert 34 <= len(right()) <= 40  # who branches later has his first turn in common
+    assert len(right()) == 50
+    assert sum(map(len, talks())) == NUM_REQUESTS == 52  # two who branch later have their first turn in common
+    assert len({prompt[:21] for prompt in right()}) == 1
 
 
 @ONE_LOOP
+@pytest.mark.parametrize("max_batch_size", range(1, 9))
 @pytest.mark.parametrize(
-    ("max_batch_size", "join"), [*((size, True) for size in range(1, 9)), (1, False), (4, False), (8, False)]
+    ("cache_class", "join"), [(RadixCache, True), (RadixCache, False), (ChunkCache, False)], ids=["join", "cache", "no"]
 )
-async def test_batches_of_any_size_say_what_each_says_alone(max_batch_size: int, join: bool) -> None:
-    async with serving(max_batch_size=max_batch_size, chunk_tokens=16, join=join) as (_, engine):
+async def test_batches_of_any_size_say_what_each_says_alone(
+    max_batch_size: int, cache_class: type[RadixCache], join: bool
+) -> None:
+    options: dict[str, Any] = {"max_batch_size": max_batch_size, "chunk_tokens": 16, "join": join}
+    async with serving(cache_class=cache_class, **options) as (_, engine):
         stats = await have_all(engine)
-    assert stats.finished == 50
+    assert stats.finished == NUM_REQUESTS
     assert stats.prefill_tokens + stats.cached_tokens == num_tokens()
-    assert stats.cached_tokens > num_tokens() / 2
+    if cache_class is ChunkCache:
+        assert stats.cached_tokens == 0
+    else:
+        assert stats.cached_tokens > num_tokens() / 2
 
 
 async def test_so_it_is_on_every_loop() -> None:
@@ -147,7 +153,7 @@ async def test_so_it_is_on_every_loop() -> None:
         await have_all(engine)
 
 
-@TWO_LOOPS
+@pytest.mark.parametrize("anyio_backend", [("trio", {})], ids=["trio"])
 async def test_without_a_cache_they_say_the_same_and_compute_it_all() -> None:
     async with serving(cache_class=ChunkCache) as (_, engine):
         stats = await have_all(engine)
@@ -193,6 +199,27 @@ async def test_with_a_host_tier_they_come_back_and_say_the_same(num_host_slots: 
 
 
 @TWO_LOOPS
+async def test_whose_copy_from_the_host_has_no_room_is_made_room_for_by_the_less_urgent() -> None:
+    prompts = [[i * 45 + j for j in range(45)] for i in range(2)]
+    async with serving(num_slots=160, cache_class=HiRadixCache, num_host_slots=2048) as (cache, engine):
+        sampling = SamplingParams(max_tokens=2)
+        first = [token async for token in engine.generate(prompts[0], sampling)]
+        while cache.stats().protected:
+            await checkpoint()
+        await cache.evict(EvictParams(160))
+        async with cache.lease(RadixKey(range(200, 300))) as outside:
+            await outside.allocate(100)
+            low = engine.generate(prompts[1][:20], SamplingParams(max_tokens=40))  # all that is left, in the end
+            await anext(low)
+            urgent = engine.generate(prompts[0], sampling, priority=1)
+            assert [token async for token in urgent] == first
+            assert urgent.num_cached_tokens == 44
+            assert low.finish_reason is None
+            assert engine.stats().retractions > 0
+        assert len([token async for token in low]) == 39
+
+
+@TWO_LOOPS
 async def test_after_others_vanished_they_say_the_same() -> None:
     async with serving(num_slots=160) as (_, engine):
 
@@ -208,7 +235,7 @@ async def test_after_others_vanished_they_say_the_same() -> None:
         assert engine.stats().aborted > 30
         num_before = engine.stats().finished
         await have_all(engine)
-        assert engine.stats().finished - num_before == 50
+        assert engine.stats().finished - num_before == NUM_REQUESTS
 
 
 @ONE_LOOP
@@ -232,4 +259,4 @@ async def test_draws_depend_on_nothing_but_the_seed() -> None:
     crowded, num_retractions = await all_drawn(num_slots=112)
     assert alone == together == crowded
     assert num_retractions > 0
-    assert any(alone[i] != right()[tuple(prompts[i])][:12] for i in range(8))
+    assert any(alone[i][:NUM_NEW] != right()[tuple(prompts[i])] for i in range(8))  # it did draw

@@ -196,6 +196,100 @@ async def test_nobody_gives_way_for_one_who_waits_for_what_he_computes() -> None
         assert engine.stats().retractions == 0
 
 
+@on_both_loops
+async def test_who_computes_what_an_urgent_one_waits_for_is_as_urgent() -> None:
+    """Else whoever comes between the two in priority would be computed before both."""
+    firsts: dict[str, float] = {}
+
+    async def first(name: str, answer: Generation) -> None:
+        await anext(answer)
+        firsts[name] = anyio.current_time() - began
+        await read(answer)
+
+    async with working(HashRunner(), num_slots=256, chunk_tokens=4) as (_, engine):
+        async with anyio.create_task_group() as tasks:
+            began = anyio.current_time()
+            tasks.start_soon(first, "low", engine.generate([*PROMPT, 1], new(1)))
+            await anyio.sleep(0.5)  # virtual: 4 tokens are on their way
+            for i in range(2):
+                middle = engine.generate([i, *range(400, 439)], new(1), priority=1)
+                tasks.start_soon(first, f"middle {i}", middle)
+            tasks.start_soon(first, "urgent", engine.generate([*PROMPT, 2], new(1), priority=2))
+    # 5 steps are the low one's, for what the two share, and one is the urgent one's, who may be woken a step later.
+    assert firsts.pop("urgent") in (6.0, 7.0)
+    assert firsts == {"middle 0": 16.0, "middle 1": 26.0, "low": 26.0}
+
+
+@on_both_loops
+async def test_who_computes_what_an_urgent_one_waits_for_keeps_seat_and_slots() -> None:
+    for options in ({"max_batch_size": 3, "num_slots": 256}, {"num_slots": 64}):
+        async with working(HashRunner(), chunk_tokens=4, **options) as (_, engine):  # type: ignore[arg-type]
+            low = engine.generate([*PROMPT, 1], new(2))
+            await anyio.sleep(0.5)  # virtual
+            urgent = engine.generate([*PROMPT, 2], new(2), priority=3)
+            middle = engine.generate([1, *PROMPT], new(2), priority=1)
+            await anyio.sleep(0.5)
+            other = engine.generate([*OTHER, *OTHER, *OTHER], new(2), priority=2)
+            assert await read(urgent) == expected([*PROMPT, 2], 2)
+            assert urgent.num_cached_tokens == 20
+            assert engine.stats().retractions > 0
+            assert await read(other) == expected([*OTHER, *OTHER, *OTHER], 2)
+            assert await read(middle) == expected([1, *PROMPT], 2)
+            assert await read(low) == expected([*PROMPT, 1], 2)
+
+
+@on_both_loops
+async def test_where_all_are_short_who_computes_for_an_urgent_one_is_the_last_to_give_way() -> None:
+    async with working(HashRunner(), num_slots=31) as (_, engine):
+        middle = engine.generate(OTHER[:9], new(9), priority=1)
+        await anyio.sleep(0.5)  # virtual
+        low = engine.generate([*PROMPT, 1], new(3))
+        await anyio.sleep(0.1)
+        urgent = engine.generate([*PROMPT, 2], new(3), priority=2)
+        await anyio.sleep(0.9)  # in the second step two want a slot more, and there is none
+        assert engine.stats().retractions == 1
+        assert await read(urgent) == expected([*PROMPT, 2], 3)
+        assert urgent.num_cached_tokens == 20
+        assert await read(low) == expected([*PROMPT, 1], 3)
+        assert await read(middle) == expected(OTHER[:9], 9)
+
+
+@on_both_loops
+async def test_who_gave_way_to_one_who_computes_for_an_urgent_one_does_not_come_back_at_once() -> None:
+    """Else the two would go on like this for ever, at one moment of time: what gave way had nothing to give."""
+    async with (
+        working(HashRunner(), num_slots=31) as (cache, engine),
+        cache.lease(RadixKey(range(500, 510))) as outside,
+    ):
+        await outside.allocate(10)
+        low = engine.generate([*PROMPT, 1], new(3))
+        await anyio.sleep(0.1)  # virtual
+        urgent = engine.generate([*PROMPT, 2], new(3), priority=2)
+        middle = engine.generate([*OTHER, *OTHER], new(3), priority=1)  # waits for its first slots
+        await anyio.sleep(0.1)
+        with anyio.fail_after(0.1):
+            await outside.allocate(1)  # now all wait
+        outside.release()
+        assert await read(urgent) == expected([*PROMPT, 2], 3)
+        assert await read(middle) == expected([*OTHER, *OTHER], 3)
+        assert await read(low) == expected([*PROMPT, 1], 3)
+
+
+@on_both_loops
+async def test_the_most_urgent_has_the_seat_of_who_computes_for_an_urgent_one_who_goes_on_with_it() -> None:
+    async with working(HashRunner(), num_slots=256, max_batch_size=2, chunk_tokens=4) as (cache, engine):
+        low = engine.generate([*PROMPT, 1], new(2))
+        await anyio.sleep(0.5)  # virtual: 4 tokens are on their way
+        urgent = engine.generate([*PROMPT, 2], new(2), priority=1)
+        await anyio.sleep(0.1)
+        most = engine.generate(OTHER, new(2), priority=2)
+        assert await read(most) == expected(OTHER, 2)
+        assert await read(urgent) == expected([*PROMPT, 2], 2)
+        assert urgent.num_cached_tokens == 4
+        assert await read(low) == expected([*PROMPT, 1], 2)
+        assert engine.stats().retractions == cache.stats().join_takeovers == 1
+
+
 # ---- giving way
 
 
@@ -243,6 +337,42 @@ async def test_as_many_give_way_as_the_urgent_one_needs_and_come_back_when_it_is
         assert await read(high) == expected(PROMPT, 2)
         for i, answer in enumerate(low):
             assert await read(answer) == expected([i, *OTHER], 3)
+
+
+@on_both_loops
+async def test_the_urgent_are_let_in_though_nothing_can_be_computed() -> None:
+    """Somebody else has the slots that those who are here wait for, so no step ends after which one would look."""
+    for num_outside, options, prompt in ((40, {"max_batch_size": 1}, [*PROMPT, *OTHER]), (30, {}, PROMPT)):
+        async with working(HashRunner(), num_slots=64, **options) as (cache, engine):  # type: ignore[arg-type]
+            async with cache.lease(RadixKey(range(500, 500 + num_outside))) as outside:
+                await outside.allocate(num_outside)
+                low = engine.generate(prompt, new(20))
+                await anyio.sleep(60)  # virtual
+                assert low.finish_reason is None
+                num_steps = engine.stats().steps
+                await anyio.sleep(60)
+                assert engine.stats().steps == num_steps
+                urgent = engine.generate([7, *PROMPT], new(2), priority=1)
+                with anyio.fail_after(60):
+                    assert await read(urgent) == expected([7, *PROMPT], 2)
+            assert await read(low) == expected(prompt, 20)
+
+
+@on_both_loops
+async def test_an_urgent_one_whom_a_gate_held_up_is_let_in_though_nothing_can_be_computed() -> None:
+    async with working(HashRunner(), num_slots=64) as (cache, engine):
+        async with cache.lease(RadixKey(range(500, 530))) as outside:
+            await outside.allocate(30)
+            assert len(await read(engine.generate(OTHER, new(1)))) == 1
+            async with cache.exclusive(RadixKey(OTHER[:5])):
+                urgent = engine.generate([*OTHER, *PROMPT], new(2), priority=1)
+                low = engine.generate(PROMPT, new(20))
+                await anyio.sleep(60)  # virtual
+                assert not urgent.token_ids
+                assert low.finish_reason is None
+            with anyio.fail_after(60):
+                assert await read(urgent) == expected([*OTHER, *PROMPT], 2)
+        assert await read(low) == expected(PROMPT, 20)
 
 
 @on_both_loops
@@ -381,6 +511,37 @@ async def test_too_many_who_wait_are_sent_away() -> None:
 
 
 @on_both_loops
+async def test_who_is_sent_away_is_told_how_long_requests_take() -> None:
+    runner = HashRunner()
+    params = runner.cache_params(256, 1, clock=anyio.current_time)
+    async with (
+        RadixCache(params) as cache,
+        AsyncEngine(cache, runner, max_batch_size=2, max_waiting=1) as engine,
+    ):
+
+        async def retry_after() -> float:
+            with pytest.raises(Overloaded) as caught:
+                engine.generate(PROMPT)
+            return caught.value.retry_after
+
+        assert engine.max_requests == 3
+        answers = [engine.generate([i, *OTHER], new(20)) for i in range(3)]
+        assert await retry_after() == 1.0  # nothing is known yet
+        await anyio.sleep(9.5)  # virtual
+        assert await retry_after() == 9.5 / 2  # nobody has finished, and two have been here for so long
+        for answer in answers:
+            await read(answer)
+        # They took 20 steps each with a seat; how long the third one waited for it is no matter.
+        answers = [engine.generate([5, i, *OTHER], new(2)) for i in range(3)]
+        assert await retry_after() == 10.0
+        for answer in answers:
+            await read(answer)
+        answers = [engine.generate([6, i, *OTHER], new(2)) for i in range(3)]
+        assert 5.0 < await retry_after() < 10.0
+        cache.check()
+
+
+@on_both_loops
 async def test_draining_answers_who_is_in_and_lets_nobody_in() -> None:
     async with working(HashRunner(), max_batch_size=1) as (_, engine):
         answers = [engine.generate([*OTHER, i], new(3)) for i in range(2)]
@@ -424,6 +585,25 @@ async def test_a_failure_of_the_engine_reaches_everybody() -> None:
         with pytest.raises(EngineClosedError, match="the engine failed"):
             await read(answer)
         assert cache.stats().num_leases == 0
+
+
+@on_both_loops
+async def test_however_many_wait_a_cache_that_takes_none_of_them_fails_each_for_itself() -> None:
+    async with working(HashRunner(), max_batch_size=1) as (cache, engine):
+        first, *others = (engine.generate([i, *OTHER], new(2)) for i in range(900))
+        open_lease = cache.lease
+
+        def refuse(*args: Any, **options: Any) -> Any:
+            raise RequestTooLargeError("the pool shrank")
+
+        cache.lease = refuse  # type: ignore[method-assign]
+        assert await read(first) == expected([0, *OTHER], 2)
+        for answer in others:
+            with pytest.raises(RequestTooLargeError):
+                await read(answer)
+        assert engine.stats().failed == 899
+        cache.lease = open_lease  # type: ignore[method-assign]
+        assert await read(engine.generate(OTHER, new(2))) == expected(OTHER, 2)
 
 
 @on_both_loops

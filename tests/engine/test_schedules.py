@@ -96,3 +96,36 @@ def test_among_these_are_retractions_aborts_and_hits() -> None:
     seen = [run(visited, seed, 1, 40, RadixCache, backend="asyncio", seed=seed).result() for seed in range(6)]
     assert min(sum(stats.retractions for stats in seen), sum(stats.aborted for stats in seen)) > 5
     assert sum(stats.cached_tokens for stats in seen) > 100
+
+
+async def left(seed: int) -> None:
+    chance = random.Random(seed)
+    num_slots = chance.choice((40, 64))
+    runner = HashRunner(lambda: chance.choice((0.001, 0.1, 1.0)))
+    params = runner.cache_params(num_slots, chance.choice((1, 4)))
+    options: dict[str, Any] = {"max_batch_size": chance.choice((1, 2, 8)), "chunk_tokens": chance.choice((1, 3, 8))}
+    async with RadixCache(params) as cache:
+        with anyio.CancelScope() as around:
+            async with AsyncEngine(cache, runner, join=bool(seed % 3), **options) as engine:
+                visitors = Visitors(engine, seed, num_slots)
+                answers = [
+                    engine.generate(
+                        visitors.prompt(),
+                        SamplingParams(max_tokens=chance.randrange(1, MAX_NEW)),
+                        priority=chance.randrange(4),
+                    )
+                    for _ in range(16)
+                ]
+                await anyio.sleep(chance.choice((0.0, chance.random() * 20)))
+                if seed % 2:
+                    around.cancel()
+        assert all(answer.finish_reason for answer in answers)
+        stats = cache.stats()
+        assert (stats.num_leases, stats.num_slot_waiters, stats.num_joiners, stats.leased) == (0, 0, 0, 0)
+        cache.check()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_an_engine_that_is_left_at_any_time_leaves_nothing_behind(seed: int) -> None:
+    backend: Any = ("asyncio", "trio")[seed // 2 % 2]
+    run(left, seed, backend=backend, seed=seed, max_steps=50_000)

@@ -161,6 +161,25 @@ async def test_a_server_that_stops_lets_finish_what_is_under_way_and_takes_no_mo
         assert answers[0].events if stream else answers[0].found["usage"]["completion_tokens"] == 900
 
 
+async def test_a_server_whose_engine_takes_no_more_is_not_well() -> None:
+    async with served() as server:
+        assert server.engine.is_open
+        assert (await ask(server.app, "/health")).status == 200
+        await server.engine.drain()
+        assert not server.engine.is_open
+        assert (await ask(server.app, "/health")).status == 503
+        assert (await ask(server.app, COMPLETE, LONG)).error["code"] == "service_unavailable"
+
+
+async def test_whoever_waits_for_the_last_request_hears_of_its_end() -> None:
+    async with served() as server, anyio.create_task_group() as tasks:
+        await under_way(server, tasks)
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as drains:
+                for _ in range(3):
+                    drains.start_soon(service_of(server.app).drain, 600)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_does_not_finish_in_time_is_given_up_and_told(stream: bool) -> None:
     async with served(num_slots=1 << 14, model=tiny_model(1 << 14)) as server, anyio.create_task_group() as tasks:

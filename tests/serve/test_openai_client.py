@@ -103,9 +103,15 @@ async def test_errors_are_those_that_it_knows() -> None:
         with pytest.raises(openai.AuthenticationError) as unknown:
             await client.with_options(api_key="wrong").models.list()
         assert unknown.value.code == "invalid_api_key"
-        with pytest.raises(openai.RateLimitError) as busy:
+        with pytest.raises(openai.BadRequestError, match=r"3 answers .* more than the 1 that"):
             await client.completions.create(model=NAME, prompt=["a", "b", "c"])
+        server.runner.hold()
+        other = server.engine.generate([1])
+        with pytest.raises(openai.RateLimitError) as busy:
+            await client.completions.create(model=NAME, prompt="a")
         assert int(busy.value.response.headers["retry-after"]) >= 1
+        other.abort()
+        server.runner.go_on()
         server.runner.failure = OSError("broken")
         with pytest.raises(openai.InternalServerError):
             await client.completions.create(model=NAME, prompt="a")

@@ -9,8 +9,8 @@ from typing import Any
 import anyio
 import pytest
 
-from aradix.errors import ConfigError, RequestTooLargeError
-from aradix.serve import serve_app
+from aradix.errors import ConfigError, InvariantError, RequestTooLargeError, UsageError, WrongLoopError
+from aradix.serve import serve_app, service_of
 from tests.serve.calls import Caller, ask
 from tests.serve.tiny import TinyRunner, served, tiny_model
 
@@ -128,6 +128,26 @@ async def test_a_bug_in_the_server_is_told_as_one(
         assert "private" in caplog.text
 
 
+@pytest.mark.parametrize("error", [UsageError("private"), WrongLoopError("private"), InvariantError("private")])
+async def test_a_request_that_was_taken_and_failed_is_no_fault_of_the_clients(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served() as server:
+
+        def broken(*args: Any, **named: Any) -> Any:
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(server.cache, "lease", broken)
+            answer = await ask(server.app, COMPLETE, ASK)
+            assert (answer.status, answer.error["code"]) == (500, "internal_error")
+            assert "private" not in answer.error["message"]
+        with monkeypatch.context() as patch:
+            patch.setattr(server.engine, "generate", broken)
+            answer = await ask(server.app, COMPLETE, ASK)
+            assert answer.status == (400 if type(error) is UsageError else 500)
+
+
 async def test_what_the_pool_can_never_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     async with served(num_slots=20, page_size=4) as server:
         answer = await ask(server.app, COMPLETE, {"prompt": "abcdefgh", "max_tokens": 50})
@@ -137,7 +157,7 @@ async def test_what_the_pool_can_never_hold_is_refused(monkeypatch: pytest.Monke
         assert str(len(range(100))) in str(caught.value)
 
 
-async def test_overload_is_told_with_when_to_come_back() -> None:
+async def test_overload_is_told_with_when_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     async with served(max_batch_size=1, max_waiting=1) as server, anyio.create_task_group() as tasks:
         server.runner.hold()
         answers = []
@@ -148,6 +168,9 @@ async def test_overload_is_told_with_when_to_come_back() -> None:
         tasks.start_soon(one)
         while not server.engine.num_running:
             await anyio.lowlevel.checkpoint()
+        # Of several answers none is begun that could not be ended.
+        assert (await ask(server.app, COMPLETE, {**ASK, "n": 2})).status == 429
+        assert (server.engine.num_running, server.engine.num_waiting) == (1, 0)
         tasks.start_soon(one)
         while not server.engine.num_waiting:
             await anyio.lowlevel.checkpoint()
@@ -156,16 +179,39 @@ async def test_overload_is_told_with_when_to_come_back() -> None:
             assert refused.status == 429
             assert (refused.error["type"], refused.error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
             assert int(refused.headers["retry-after"]) >= 1
-        # Of several answers none is begun that could not be ended.
-        assert (await ask(server.app, COMPLETE, {**ASK, "n": 2})).status == 429
+        with monkeypatch.context() as patch:
+            patch.setattr(service_of(server.app).model, "prompt_tokens", None)  # nothing is tokenized in vain
+            assert (await ask(server.app, COMPLETE, ASK)).status == 429
         assert (server.engine.num_running, server.engine.num_waiting) == (1, 1)
         server.runner.go_on()
         while len(answers) < 2:
             await anyio.lowlevel.checkpoint()
         assert [answer.status for answer in answers] == [200, 200]
-        some = await ask(server.app, COMPLETE, {**ASK, "n": 5})
-        assert some.status == 429
-        assert server.engine.num_running + server.engine.num_waiting <= 1
+
+
+@pytest.mark.parametrize("max_waiting", [0, 2, None])
+async def test_more_answers_than_there_can_ever_be_room_for_are_refused_for_good(max_waiting: int | None) -> None:
+    async with served(max_batch_size=2, max_waiting=max_waiting) as server:
+        chats = (CHAT, chat("abcdefgh", max_tokens=4))
+        most = 2 + (max_waiting or 0)
+        for path, body, param in ((COMPLETE, ASK, "n"), (*chats, "n"), (COMPLETE, ASK, "prompt")):
+
+            def several(number: int, body: Any = body, param: str = param) -> dict[str, Any]:
+                return {**body, param: number if param == "n" else ["abcdefgh"] * number}
+
+            fitting = await ask(server.app, path, several(most))
+            assert (fitting.status, len(fitting.found["choices"])) == (200, most)
+            for stream in (False, True):
+                answer = await ask(server.app, path, {**several(most + 1), "stream": stream})
+                if max_waiting is None:
+                    assert answer.status == 200
+                    continue
+                assert (answer.status, answer.error["param"]) == (400, param)
+                assert re.search(rf"{most + 1} answers .* more than the {most} that", answer.error["message"])
+                assert "retry-after" not in answer.headers
+        both = await ask(server.app, COMPLETE, {**ASK, "prompt": ["abcdefgh"] * most, "n": 2})
+        assert both.status == (200 if max_waiting is None else 400)
+        assert server.engine.stats().aborted == 0
 
 
 async def test_who_has_no_key_is_not_let_in() -> None:

@@ -96,15 +96,26 @@ async def clients(server: Served, port: int) -> int:
     return sum(leaves for leaves, _ in plans)
 
 
+async def left_over(before: set[asyncio.Task[Any]]) -> set[asyncio.Task[Any]]:
+    """The tasks that were not there before, when those had time to end that have nothing to wait for but a socket."""
+    with anyio.move_on_after(10):
+        while asyncio.all_tasks() - before:
+            await anyio.lowlevel.checkpoint()
+    return asyncio.all_tasks() - before
+
+
 # uvicorn is asyncio's.
 @pytest.mark.parametrize("anyio_backend", [pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop")])
 async def test_a_thousand_requests_of_which_a_third_disconnect_leave_nothing_behind() -> None:
     before = asyncio.all_tasks()
     async with served(num_slots=2048, page_size=4, max_batch_size=16) as server:  # less than all of them want at once
         async with listening(server.app, "127.0.0.1", 0) as url:
+            tasks_before = asyncio.all_tasks()
             num_left = await clients(server, int(url.rpartition(":")[2]))
             assert 280 < num_left < 390
             assert await service_of(server.app).drain(60) == 0
+            # While all is open: who closes an engine or a server ends what was forgotten there.
+            assert await left_over(tasks_before) == set()
             stats = server.engine.stats()
             assert (stats.running, stats.waiting, stats.failed) == (0, 0, 0)
             assert stats.finished >= NUM_REQUESTS - num_left
