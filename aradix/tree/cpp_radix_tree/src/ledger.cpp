@@ -152,6 +152,7 @@ Handle Ledger::split(Handle tail_handle, size_t size, std::optional<uint64_t> fi
     head.created = tail.created;
     head.hit_count = tail.hit_count;
     head.past_uses = tail.past_uses;
+    head.of_uses = tail.of_uses;
     head.last_use = tail.last_use;
     head.priority = tail.priority;
     head.share = tail.share;
@@ -358,8 +359,10 @@ void Ledger::unlock(Handle bottom, nb::list &freed) {
             } else {
                 protected_tokens -= num_tokens(node);
                 evictable_tokens += num_tokens(node);
-                refile(handle);
-                prune(handle);
+                if (node.num_children == 0) {
+                    refile(handle);
+                    prune(handle);
+                }
             }
         }
         handle = above;
@@ -374,7 +377,7 @@ nb::object Ledger::touch(Handle bottom) {
     for (Handle handle = bottom; handle != kNone; handle = at(handle).parent) {
         Node &node = at(handle);
         node.last_access = tick_;
-        if (node.ready.is_valid())
+        if (marked_ && node.ready.is_valid())
             ready = records_.newest_ready(ready, node.ready);
     }
     refile(bottom);
@@ -403,7 +406,7 @@ Handle Ledger::merge_path(Handle bottom) {
         Handle parent = at(node).parent;
         if (parent == kNone || at(parent).parent == kNone)
             return bottom;
-        if (at(parent).num_children != 1 || !try_merge(parent))
+        if (ranking_.plainly_differ(at(parent), at(node)) || at(parent).num_children != 1 || !try_merge(parent))
             node = parent;
     }
 }

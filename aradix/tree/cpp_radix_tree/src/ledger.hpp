@@ -114,12 +114,16 @@ protected:
 
     // ---- priorities ----
 
-    // An insert of this priority went through a node.
-    void raise_priority(Handle handle, int64_t priority) {
-        Node &node = at(handle);
-        int64_t &raised = node.timed ? timed_.of(handle).after : node.priority;
-        if (raised < priority)
-            raised = priority;
+    // An insert of this priority went through a path.
+    void raise_priorities(Handle bottom, int64_t priority) {
+        for (Handle handle = bottom; handle != kNone; handle = at(handle).parent) {
+            Node &node = at(handle);
+            int64_t &raised = node.timed ? timed_.of(handle).after : node.priority;
+            if (raised < priority)
+                raised = priority;
+            else if (!has_priorities_)
+                return;  // nothing but inserts gives one, so it is as high all the way up
+        }
     }
     // Give a node a priority of its own until a time, or for good at 0.
     void set_priority(Handle handle, int64_t priority, int64_t expires);

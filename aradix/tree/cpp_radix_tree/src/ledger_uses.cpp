@@ -16,8 +16,10 @@ void Ledger::recall(Handle handle) {
     for (size_t run = 0; run + 1 < runs.size(); ++run) {
         Handle head = split(handle, static_cast<size_t>(runs[run].num_tokens) * item_bytes_, runs[run].fingerprint);
         at(head).past_uses = runs[run].uses;
+        ReuseRecord::classify(at(head));
     }
     at(handle).past_uses = runs.back().uses;
+    ReuseRecord::classify(at(handle));
 }
 
 }  // namespace aradix

@@ -161,7 +161,6 @@ Tree::Grown Tree::grow(Handle origin, const Key &key, SlotRun fresh, size_t stop
     }
     size_t start = at(origin).depth;
     grown.existing = slots_between(node, start, grown.held);
-    Handle above = node;
     if (grown.held < stop) {
         grown.node = new_leaf(node, key.tokens + grown.held, stop - grown.held, std::move(fresh));
         grown.end = stop;
@@ -172,8 +171,7 @@ Tree::Grown Tree::grow(Handle origin, const Key &key, SlotRun fresh, size_t stop
         note_marks(ready);
         recall(grown.node);
     }
-    for (; above != kNone; above = at(above).parent)
-        raise_priority(above, priority);
+    raise_priorities(node, priority);
     touch(grown.node);
     return grown;
 }
