@@ -62,6 +62,10 @@ Handle Ledger::find_root(const nb::object &name_space) {
 }
 
 Handle Ledger::find_child(Handle parent, const uint8_t *page) const {
+    if (nodes_[parent].num_children == 1) {  // no need to look where the table lies
+        Handle only = nodes_[parent].first_child;
+        return std::memcmp(nodes_[only].tokens.data(), page, page_bytes_) == 0 ? only : kNone;
+    }
     return children_.find(child_hash(parent, page_hash(page)), [&](Handle handle) {
         const Node &node = nodes_[handle];
         return node.parent == parent && std::memcmp(node.tokens.data(), page, page_bytes_) == 0;
@@ -237,6 +241,18 @@ void Ledger::set_children(Handle parent, const Siblings &siblings) {
 void Ledger::forget(Handle handle) {
     ids_.erase(id_hash(at(handle).id), handle);
     nodes_.free(handle);
+}
+
+void Ledger::fetch_below(const Node &node) const {
+    if (node.num_children != 1)
+        return;
+    const Node &child = nodes_[node.first_child];
+    child.tokens.fetch();
+    if (child.num_children != 1)
+        return;
+    const Node &next = nodes_[child.first_child];
+    __builtin_prefetch(&next, 1);
+    __builtin_prefetch(&next.hit_count, 1);
 }
 
 void Ledger::fetch_ahead(Handle victim) const {

@@ -90,6 +90,8 @@ protected:
     // Have the processor fetch what removing the leaves after a victim will touch: in a wide tree each of them lies
     // somewhere else, and waiting for memory would be most of the work.
     void fetch_ahead(Handle victim) const;
+    // Likewise what a walk will look at below a node, where there is only one way to go.
+    void fetch_below(const Node &node) const;
     void trim(Handle leaf, int64_t count);
     void prune(Handle root);
     void remove_root(Handle root, bool keep);

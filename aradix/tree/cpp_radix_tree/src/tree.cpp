@@ -81,6 +81,7 @@ Tree::Place Tree::descend(const Key &key, Handle from, int stopped_by) {
         const Node &node = at(child);
         if (node.gate >= stopped_by)
             return Place{handle, kNone, 0, node.id};
+        fetch_below(node);
         size_t size = std::min(node.tokens.size(), key.stop - depth);
         size_t same = difference_without_gil(node.tokens.data(), key.tokens + depth, size);
         if (same < node.tokens.size())
