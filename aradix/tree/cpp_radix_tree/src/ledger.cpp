@@ -352,22 +352,35 @@ void Ledger::drop_detached(Handle handle, nb::list &freed) {
 
 // ---- pins, ranks, merging ----
 
-void Ledger::lock(Handle bottom) {
-    ranking_.discard(bottom);
-    for (Handle handle = bottom; handle != kNone; handle = at(handle).parent) {
-        Node &node = at(handle);
-        if (node.lock_ref == 0) {
-            evictable_tokens -= num_tokens(node);
-            protected_tokens += num_tokens(node);
-        }
-        ++node.lock_ref;
+void Ledger::lock_one(Node &node) {
+    if (node.lock_ref == 0) {
+        evictable_tokens -= num_tokens(node);
+        protected_tokens += num_tokens(node);
     }
+    ++node.lock_ref;
 }
 
-void Ledger::unlock(Handle bottom, nb::list &freed) {
+void Ledger::lock(Handle bottom, Handle locked) {
+    ranking_.discard(bottom);
+    for (Handle handle = bottom; handle != locked; handle = at(handle).parent)
+        lock_one(at(handle));
+}
+
+size_t Ledger::touch_and_lock(Handle bottom) {
+    Touching touch = touching(bottom);
+    ranking_.discard(bottom);
+    for (Handle handle = bottom; handle != kNone; handle = at(handle).parent) {
+        lock_one(at(handle));
+        touch(at(handle));
+    }
+    return has_priorities_ ? 0 : touch.from;
+}
+
+template <class Each> void Ledger::unlock_each(Handle bottom, nb::list &freed, Each each) {
     Handle handle = bottom;
     while (handle != kNone) {
         Node &node = at(handle);
+        each(node);
         Handle above = node.parent;
         if (--node.lock_ref == 0) {
             if (node.detached) {
@@ -385,19 +398,34 @@ void Ledger::unlock(Handle bottom, nb::list &freed) {
     }
 }
 
-nb::object Ledger::touch(Handle bottom) {
+void Ledger::unlock(Handle bottom, nb::list &freed) {
+    unlock_each(bottom, freed, [](Node &) {});
+}
+
+size_t Ledger::touch_and_unlock(Handle bottom, nb::list &freed) {
+    Touching touch = touching(bottom);
+    unlock_each(bottom, freed, [&touch](Node &node) { touch(node); });
+    return has_priorities_ ? 0 : touch.from;
+}
+
+Ledger::Touching Ledger::touching(Handle bottom) {
     ++tick_;
     if (reuse_ && reuse_->advance(tick_))
         ranking_.set_stay(reuse_->stay());
+    return Touching{tick_, at(bottom).last_access};
+}
+
+Ledger::Touched Ledger::touch(Handle bottom) {
+    Touching touch = touching(bottom);
     nb::object ready;
     for (Handle handle = bottom; handle != kNone; handle = at(handle).parent) {
         Node &node = at(handle);
-        node.last_access = tick_;
+        touch(node);
         if (marked_ && node.ready.is_valid())
             ready = records_.newest_ready(ready, node.ready);
     }
     refile(bottom);
-    return ready;
+    return {std::move(ready), has_priorities_ ? 0 : touch.from};
 }
 
 void Ledger::refile(Handle handle) {
@@ -408,7 +436,7 @@ void Ledger::refile(Handle handle) {
         ranking_.file(handle);
 }
 
-Handle Ledger::merge_path(Handle bottom) {
+Handle Ledger::merge_path(Handle bottom, size_t from) {
     if (!ranking_.merges())
         return bottom;
     // A merge keeps the child, so the handle of the path's end changes only where its own only child is merged into it.
@@ -420,7 +448,7 @@ Handle Ledger::merge_path(Handle bottom) {
     Handle node = bottom;
     for (;;) {
         Handle parent = at(node).parent;
-        if (parent == kNone || at(parent).parent == kNone)
+        if (parent == kNone || at(parent).parent == kNone || at(parent).depth < from)
             return bottom;
         if (ranking_.plainly_differ(at(parent), at(node)) || at(parent).num_children != 1 || !try_merge(parent))
             node = parent;

@@ -102,16 +102,26 @@ protected:
 
     // ---- pins, ranks, merging ----
 
-    void lock(Handle bottom);
+    // From the end of a path up to, and without, a node that is locked already.
+    void lock(Handle bottom, Handle locked = kNone);
     void unlock(Handle bottom, nb::list &freed);
-    // Make a whole path the most recent; gives its ready events.
-    nb::object touch(Handle bottom);
+    // The ready events of a path, and the depth of the highest place at which neighbours may have become equal, by its
+    // becoming the most recent: 0, where a policy may look at more than that.
+    struct Touched {
+        nb::object ready;
+        size_t from;
+    };
+    // Make a whole path the most recent.
+    Touched touch(Handle bottom);
+    // The same and `lock` or `unlock`, in one walk, where nobody asks for ready events.
+    size_t touch_and_lock(Handle bottom);
+    size_t touch_and_unlock(Handle bottom, nb::list &freed);
     void refile(Handle handle);
     void count_hits(Handle handle, int64_t num_hits);
     // Give a new leaf the uses that are known of its tokens; parts of it that differ become nodes of their own.
     void recall(Handle leaf);
-    // Merge what became equal at a node and on the path above it; the node at its end then.
-    Handle merge_path(Handle bottom);
+    // Merge what became equal at a node and on the path above it, down from a depth; the node at its end then.
+    Handle merge_path(Handle bottom, size_t from = 0);
     bool try_merge(Handle parent);
 
     // ---- priorities ----
@@ -162,6 +172,21 @@ private:
         return page_hash ^ ((parent + uint64_t{1}) * 0x9e3779b97f4a7c15);
     }
     static uint64_t id_hash(int64_t id) { return mix(static_cast<uint64_t>(id), 0x9e3779b97f4a7c15); }
+
+    // Walks up a path, and makes it the most recent.
+    struct Touching {
+        int64_t tick, below;  // when the node below was used last
+        size_t from = SIZE_MAX;
+
+        void operator()(Node &node) {
+            if (node.last_access != below)
+                from = node.depth;
+            below = std::exchange(node.last_access, tick);
+        }
+    };
+    Touching touching(Handle bottom);
+    void lock_one(Node &node);
+    template <class Each> void unlock_each(Handle bottom, nb::list &freed, Each each);
 
     void link(Handle parent, Handle child);
     void append_sibling(Siblings &siblings, Handle handle);
