@@ -119,7 +119,7 @@ protected:
     void refile(Handle handle);
     void count_hits(Handle handle, int64_t num_hits);
     // Give a new leaf the uses that are known of its tokens; parts of it that differ become nodes of their own.
-    void recall(Handle leaf);
+    void recall(Handle leaf, const uint8_t *tokens);
     // Merge what became equal at a node and on the path above it, down from a depth; the node at its end then.
     Handle merge_path(Handle bottom, size_t from = 0);
     bool try_merge(Handle parent);

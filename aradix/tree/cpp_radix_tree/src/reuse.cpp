@@ -120,7 +120,8 @@ void ReuseRecord::merge(Node &parent, Node &child) {
     add(num_tokens, older.of_uses, older.last_use);
 }
 
-const std::vector<ReuseRecord::Run> &ReuseRecord::welcome(Node &leaf, uint64_t base, int64_t tick) {
+const std::vector<ReuseRecord::Run> &ReuseRecord::welcome(Node &leaf, const uint8_t *tokens, uint64_t base,
+                                                          int64_t tick) {
     leaf.last_access = leaf.last_use = tick;
     const size_t page_bytes = page_size_ * item_bytes_, begin = leaf.begin();
     const int64_t total = tokens_in(leaf.tokens.size());
@@ -129,7 +130,7 @@ const std::vector<ReuseRecord::Run> &ReuseRecord::welcome(Node &leaf, uint64_t b
     int64_t done = 0;
     while (done < total) {
         size_t at = static_cast<size_t>(done) * item_bytes_;
-        uint64_t page = fingerprint(leaf.tokens.data() + at, page_bytes, begin + at);
+        uint64_t page = fingerprint(tokens + at, page_bytes, begin + at);
         int64_t count = total - done, uses = 0;
         if (Handle known = find_ghost(print + page); known != kNone) {
             Ghost ghost = forget(known);
@@ -143,8 +144,7 @@ const std::vector<ReuseRecord::Run> &ReuseRecord::welcome(Node &leaf, uint64_t b
         int of_uses = use_class(leaf.uses() + uses);
         add(count, of_uses, tick);
         size_t rest = at + page_bytes;
-        print += page + fingerprint(leaf.tokens.data() + rest, static_cast<size_t>(count) * item_bytes_ - page_bytes,
-                                    begin + rest);
+        print += page + fingerprint(tokens + rest, static_cast<size_t>(count) * item_bytes_ - page_bytes, begin + rest);
         done += count;
         if (!runs_.empty() && use_class(leaf.uses() + runs_.back().uses) == of_uses) {
             // What would be merged at once is not split.
@@ -300,12 +300,14 @@ void ReuseRecord::settle() {
     for (int rung = 0; rung < kRungs; ++rung) {
         int64_t cut = std::max(cuts_[rung], lowest);
         int64_t top = 2 * epoch_ + kCredits[kClasses - 1][rung];
+        int64_t below = held_[rung] > capacity && cut <= top ? 0 : tokens_at(cut - 1, rung);
         while (held_[rung] > capacity && cut <= top) {
-            held_[rung] -= tokens_at(cut, rung);
+            below = tokens_at(cut, rung);
+            held_[rung] -= below;
             ++cut;
         }
         cuts_[rung] = cut;
-        int64_t below = tokens_at(cut - 1, rung), free = std::max<int64_t>(0, capacity - held_[rung]);
+        int64_t free = std::max<int64_t>(0, capacity - held_[rung]);
         partial_[rung] = below > 0 ? std::min(kWhole, free * kWhole / below) : 0;
     }
 }

@@ -43,8 +43,8 @@ public:
     void hit(Node &node, int64_t num_hits, int64_t tick);
     void merge(Node &parent, Node &child);
     // The runs of a new leaf, from the left; the leaf is filed as the last one says, the caller splits the others off.
-    // They stay until the next call.
-    const std::vector<Run> &welcome(Node &leaf, uint64_t base, int64_t tick);
+    // They stay until the next call. Its tokens are read where they came from: the copy may still be on its way to memory.
+    const std::vector<Run> &welcome(Node &leaf, const uint8_t *tokens, uint64_t base, int64_t tick);
     // The last `count` tokens of a node are about to go, evicted. `above` is its parent's fingerprint.
     void leave(Node &node, int64_t count, uint64_t above);
     void drop(const Node &node);

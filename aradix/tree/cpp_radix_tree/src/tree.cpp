@@ -168,7 +168,7 @@ Tree::Grown Tree::grow(Handle origin, const Key &key, SlotRun fresh, size_t stop
         leaf.priority = priority;
         leaf.hit_count = new_hits;
         note_marks(ready);
-        recall(grown.node);
+        recall(grown.node, key.tokens + grown.held);
     }
     raise_priorities(node, priority);
     grown.from = std::min(touch(grown.node).from, start);
