@@ -62,7 +62,9 @@ Handle Ledger::find_root(const nb::object &name_space) {
 }
 
 Handle Ledger::find_child(Handle parent, const uint8_t *page) const {
-    if (nodes_[parent].num_children == 1) {  // no need to look where the table lies
+    if (nodes_[parent].num_children == 0)
+        return kNone;
+    if (nodes_[parent].num_children == 1) {
         Handle only = nodes_[parent].first_child;
         return std::memcmp(nodes_[only].tokens.data(), page, page_bytes_) == 0 ? only : kNone;
     }
@@ -187,18 +189,27 @@ void Ledger::link(Handle parent, Handle child) {
     Siblings siblings = children_of(parent);
     append_sibling(siblings, child);
     set_children(parent, siblings);
-    ++at(parent).num_children;
-    children_.insert(child_hash(parent, node.page_hash), child);
+    Node &above = at(parent);
+    if (++above.num_children == 2)
+        file_child(above.first_child);
+    if (above.num_children >= 2)
+        file_child(child);
 }
 
 void Ledger::unlink(Handle child) {
     Handle parent = at(child).parent;
-    unfile_child(child);
+    if (at(parent).num_children >= 2)
+        unfile_child(child);
     Siblings siblings = children_of(parent);
     remove_sibling(siblings, child);
     set_children(parent, siblings);
-    --at(parent).num_children;
+    if (--at(parent).num_children == 1)
+        unfile_child(siblings.first);
     at(child).parent = kNone;
+}
+
+void Ledger::file_child(Handle child) {
+    children_.insert(child_hash(at(child).parent, at(child).page_hash), child);
 }
 
 void Ledger::unfile_child(Handle child) {
@@ -207,7 +218,8 @@ void Ledger::unfile_child(Handle child) {
 
 void Ledger::take_place(Handle old, Handle heir) {
     Node &from = at(old), &to = at(heir);
-    children_.replace(child_hash(from.parent, from.page_hash), old, heir);
+    if (at(from.parent).num_children >= 2)
+        children_.replace(child_hash(from.parent, from.page_hash), old, heir);
     to.parent = from.parent;
     to.previous = from.previous;
     to.next = from.next;
@@ -261,7 +273,8 @@ void Ledger::fetch_ahead(Handle victim) const {
         return;
     const Node &node = nodes_[next];  // fetched when it was the one after the next
     ids_.fetch(id_hash(node.id));
-    children_.fetch(child_hash(node.parent, node.page_hash));
+    if (node.previous != kNone || node.next != kNone)
+        children_.fetch(child_hash(node.parent, node.page_hash));
     node.tokens.fetch();
     if (reuse_)
         node.tokens.fetch_end();  // added up where only that goes
@@ -470,7 +483,6 @@ bool Ledger::try_merge(Handle parent_handle) {
     if (reuse_)
         reuse_->merge(parent, child);
     ranking_.discard(handle);
-    unfile_child(handle);
     child.slots.join_front(std::move(parent.slots), page_size_);
     child.tokens.join_front(std::move(parent.tokens));
     child.page_hash = parent.page_hash;

@@ -96,6 +96,7 @@ protected:
     void prune(Handle root);
     void remove_root(Handle root, bool keep);
     void unlink(Handle child);
+    void file_child(Handle child);
     void unfile_child(Handle child);
     void forget(Handle handle);
     void drop_detached(Handle node, nb::list &freed);
@@ -201,7 +202,7 @@ private:
     int64_t tick_ = 0;
     int64_t last_id_ = 0;
     HandleTable ids_;
-    HandleTable children_;
+    HandleTable children_;  // but for only ones
     nb::dict roots_;
     Siblings live_roots_, detached_roots_;
     nb::object last_name_space_;
