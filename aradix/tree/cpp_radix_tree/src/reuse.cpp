@@ -314,7 +314,7 @@ void ReuseRecord::settle() {
 
 void ReuseRecord::recount() {
     held_.fill(0);
-    for (int64_t epoch = epoch_ - kEpochs + 1; epoch <= epoch_; ++epoch)
+    for (int64_t epoch = first_epoch(); epoch <= epoch_; ++epoch)
         for (int of_uses = 0; of_uses < kClasses; ++of_uses) {
             int64_t num_tokens = table_[place(epoch)][of_uses];
             for (int rung = 0; num_tokens != 0 && rung < kRungs; ++rung)
@@ -325,7 +325,7 @@ void ReuseRecord::recount() {
 
 void ReuseRecord::widen() {
     Table wider{};
-    for (int64_t epoch = epoch_ - kEpochs + 1; epoch <= epoch_; ++epoch)
+    for (int64_t epoch = first_epoch(); epoch <= epoch_; ++epoch)
         for (int of_uses = 0; of_uses < kClasses; ++of_uses)
             wider[place(epoch >> 1)][of_uses] += table_[place(epoch)][of_uses];
     table_ = wider;
@@ -347,7 +347,7 @@ void ReuseRecord::narrow(int64_t tick) {
     epoch_ = epoch_of(tick);
     horizon_ = std::max(horizon_, (epoch_ - kEpochs + 1) * (int64_t{1} << shift_));
     Table narrower{};
-    for (int64_t epoch = epoch_ - kEpochs + 1; epoch <= epoch_; ++epoch) {
+    for (int64_t epoch = first_epoch(); epoch <= epoch_; ++epoch) {
         if (epoch >> 1 <= wide_epoch - kEpochs)
             continue;
         for (int of_uses = 0; of_uses < kClasses; ++of_uses) {

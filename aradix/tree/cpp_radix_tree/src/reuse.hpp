@@ -68,6 +68,7 @@ private:
     static size_t place(int64_t epoch) { return static_cast<size_t>(epoch) % kEpochs; }
     int64_t tokens_in(size_t size) const { return static_cast<int64_t>(size / item_bytes_); }
     int64_t epoch_of(int64_t tick) const { return tick >> shift_; }
+    int64_t first_epoch() const { return std::max<int64_t>(0, epoch_ - kEpochs + 1); }
 
     void add(int64_t num_tokens, int of_uses, int64_t last_use);
     static uint64_t hash_of(uint64_t key) { return mix(key, 0x9e3779b97f4a7c15); }
