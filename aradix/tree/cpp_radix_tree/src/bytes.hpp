@@ -27,7 +27,10 @@ public:
     }
     Bytes(const Bytes &) = delete;
     Bytes &operator=(const Bytes &) = delete;
-    ~Bytes() { PyMem_RawFree(block_); }
+    ~Bytes() {
+        if (block_ != nullptr)
+            PyMem_RawFree(block_);
+    }
 
     const uint8_t *data() const { return block_ + begin_; }
     size_t size() const { return size_; }

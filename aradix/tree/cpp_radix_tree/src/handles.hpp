@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -37,7 +38,8 @@ inline uint64_t hash_page(const uint8_t *page, size_t size, uint64_t seed) {
 }
 
 // Nodes that never move, in blocks; a handle is used again once its node is freed, and a block is given back once all
-// of its nodes are. Free nodes are chained through `next`.
+// of its nodes are. Free nodes are chained through `next`. A node that is made again is as new, unless it is nothing but
+// numbers: then its maker writes all of them.
 template <class Node> class Arena {
 public:
     Node &operator[](Handle handle) { return blocks_[handle / kBlock].nodes[handle % kBlock]; }
@@ -58,15 +60,20 @@ public:
 
     // Never allocates: every block has its place among the open ones.
     void free(Handle handle) {
-        Node gone;
-        std::swap(gone, (*this)[handle]);  // what it held may be the last of its kind, and goes when all is in order
+        Node &node = (*this)[handle];
+        // What it held may be the last of its kind, and goes when all is in order.
+        [[maybe_unused]] Node gone(std::move(node));
+        if constexpr (!std::is_trivially_destructible_v<Node>) {
+            std::destroy_at(&node);
+            std::construct_at(&node);
+        }
         Handle number = handle / kBlock;
         Block &block = blocks_[number];
         if (block.free == kNone) {
             block.place = open_.size();
             open_.push_back(number);
         }
-        (*this)[handle].next = block.free;
+        node.next = block.free;
         block.free = handle;
         if (--block.num_used == 0 && open_.size() > 1)
             close_block(number);

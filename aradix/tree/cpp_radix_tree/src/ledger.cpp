@@ -1,6 +1,5 @@
 #include "ledger.hpp"
 
-#include <algorithm>
 #include <bit>
 #include <random>
 
@@ -62,6 +61,12 @@ Handle Ledger::find_root(const nb::object &name_space) {
 }
 
 Handle Ledger::find_child(Handle parent, const uint8_t *page) const {
+    if (nodes_[parent].num_children == 0)
+        return kNone;
+    if (nodes_[parent].num_children == 1) {
+        Handle only = nodes_[parent].first_child;
+        return std::memcmp(nodes_[only].tokens.data(), page, page_bytes_) == 0 ? only : kNone;
+    }
     return children_.find(child_hash(parent, page_hash(page)), [&](Handle handle) {
         const Node &node = nodes_[handle];
         return node.parent == parent && std::memcmp(node.tokens.data(), page, page_bytes_) == 0;
@@ -152,6 +157,7 @@ Handle Ledger::split(Handle tail_handle, size_t size, std::optional<uint64_t> fi
     head.created = tail.created;
     head.hit_count = tail.hit_count;
     head.past_uses = tail.past_uses;
+    head.of_uses = tail.of_uses;
     head.last_use = tail.last_use;
     head.priority = tail.priority;
     head.share = tail.share;
@@ -182,18 +188,27 @@ void Ledger::link(Handle parent, Handle child) {
     Siblings siblings = children_of(parent);
     append_sibling(siblings, child);
     set_children(parent, siblings);
-    ++at(parent).num_children;
-    children_.insert(child_hash(parent, node.page_hash), child);
+    Node &above = at(parent);
+    if (++above.num_children == 2)
+        file_child(above.first_child);
+    if (above.num_children >= 2)
+        file_child(child);
 }
 
 void Ledger::unlink(Handle child) {
     Handle parent = at(child).parent;
-    unfile_child(child);
+    if (at(parent).num_children >= 2)
+        unfile_child(child);
     Siblings siblings = children_of(parent);
     remove_sibling(siblings, child);
     set_children(parent, siblings);
-    --at(parent).num_children;
+    if (--at(parent).num_children == 1)
+        unfile_child(siblings.first);
     at(child).parent = kNone;
+}
+
+void Ledger::file_child(Handle child) {
+    children_.insert(child_hash(at(child).parent, at(child).page_hash), child);
 }
 
 void Ledger::unfile_child(Handle child) {
@@ -202,7 +217,8 @@ void Ledger::unfile_child(Handle child) {
 
 void Ledger::take_place(Handle old, Handle heir) {
     Node &from = at(old), &to = at(heir);
-    children_.replace(child_hash(from.parent, from.page_hash), old, heir);
+    if (at(from.parent).num_children >= 2)
+        children_.replace(child_hash(from.parent, from.page_hash), old, heir);
     to.parent = from.parent;
     to.previous = from.previous;
     to.next = from.next;
@@ -238,13 +254,26 @@ void Ledger::forget(Handle handle) {
     nodes_.free(handle);
 }
 
+void Ledger::fetch_below(const Node &node) const {
+    if (node.num_children != 1)
+        return;
+    const Node &child = nodes_[node.first_child];
+    child.tokens.fetch();
+    if (child.num_children != 1)
+        return;
+    const Node &next = nodes_[child.first_child];
+    __builtin_prefetch(&next, 1);
+    __builtin_prefetch(&next.hit_count, 1);
+}
+
 void Ledger::fetch_ahead(Handle victim) const {
     Handle next = nodes_[victim].later;
     if (next == kNone)
         return;
     const Node &node = nodes_[next];  // fetched when it was the one after the next
     ids_.fetch(id_hash(node.id));
-    children_.fetch(child_hash(node.parent, node.page_hash));
+    if (node.previous != kNone || node.next != kNone)
+        children_.fetch(child_hash(node.parent, node.page_hash));
     node.tokens.fetch();
     if (reuse_)
         node.tokens.fetch_end();  // added up where only that goes
@@ -331,116 +360,6 @@ void Ledger::drop_detached(Handle handle, nb::list &freed) {
         append_to(freed, freed_record(slots_copy(node, 0), node.streams));
     }
     forget(handle);
-}
-
-// ---- pins, ranks, merging ----
-
-void Ledger::lock(Handle bottom) {
-    ranking_.discard(bottom);
-    for (Handle handle = bottom; handle != kNone; handle = at(handle).parent) {
-        Node &node = at(handle);
-        if (node.lock_ref == 0) {
-            evictable_tokens -= num_tokens(node);
-            protected_tokens += num_tokens(node);
-        }
-        ++node.lock_ref;
-    }
-}
-
-void Ledger::unlock(Handle bottom, nb::list &freed) {
-    Handle handle = bottom;
-    while (handle != kNone) {
-        Node &node = at(handle);
-        Handle above = node.parent;
-        if (--node.lock_ref == 0) {
-            if (node.detached) {
-                drop_detached(handle, freed);
-            } else {
-                protected_tokens -= num_tokens(node);
-                evictable_tokens += num_tokens(node);
-                refile(handle);
-                prune(handle);
-            }
-        }
-        handle = above;
-    }
-}
-
-nb::object Ledger::touch(Handle bottom) {
-    ++tick_;
-    if (reuse_ && reuse_->advance(tick_))
-        ranking_.set_stay(reuse_->stay());
-    nb::object ready;
-    for (Handle handle = bottom; handle != kNone; handle = at(handle).parent) {
-        Node &node = at(handle);
-        node.last_access = tick_;
-        if (node.ready.is_valid())
-            ready = records_.newest_ready(ready, node.ready);
-    }
-    refile(bottom);
-    return ready;
-}
-
-void Ledger::refile(Handle handle) {
-    const Node &node = at(handle);
-    if (node.num_children != 0 || node.lock_ref != 0 || node.detached || node.parent == kNone)
-        ranking_.discard(handle);
-    else
-        ranking_.file(handle);
-}
-
-Handle Ledger::merge_path(Handle bottom) {
-    if (!ranking_.merges())
-        return bottom;
-    // A merge keeps the child, so the handle of the path's end changes only where its own only child is merged into it.
-    if (at(bottom).parent != kNone && at(bottom).num_children == 1) {
-        Handle child = at(bottom).first_child;
-        if (try_merge(bottom))
-            bottom = child;
-    }
-    Handle node = bottom;
-    for (;;) {
-        Handle parent = at(node).parent;
-        if (parent == kNone || at(parent).parent == kNone)
-            return bottom;
-        if (at(parent).num_children != 1 || !try_merge(parent))
-            node = parent;
-    }
-}
-
-// Merge an only child into its parent, if lock_ref and the policy's state are equal and neither has a gate. The child's
-// node is kept, with the id under which handles know the end of both, and takes the parent's place and tokens.
-bool Ledger::try_merge(Handle parent_handle) {
-    Handle handle = at(parent_handle).first_child;
-    Node &parent = at(parent_handle), &child = at(handle);
-    if (parent.lock_ref != child.lock_ref || parent.gate != kOpen || child.gate != kOpen)
-        return false;
-    if (!same_time(parent_handle, handle) || !ranking_.same_state(parent_handle, handle))
-        return false;
-    untime(parent_handle);
-    nb::object ready = records_.newest_ready(parent.ready, child.ready);
-    nb::object streams = joined_streams(parent.streams, child.streams);
-    if (reuse_)
-        reuse_->merge(parent, child);
-    ranking_.discard(handle);
-    unfile_child(handle);
-    child.slots.join_front(std::move(parent.slots), page_size_);
-    child.tokens.join_front(std::move(parent.tokens));
-    child.page_hash = parent.page_hash;
-    if (records_events_)
-        child.pages.join_front(std::move(parent.pages));
-    child.hit_count = std::max(parent.hit_count, child.hit_count);
-    child.past_uses = std::min(parent.past_uses, child.past_uses);
-    child.priority = std::max(parent.priority, child.priority);
-    child.last_access = std::max(parent.last_access, child.last_access);
-    child.created = std::min(parent.created, child.created);
-    child.ready = std::move(ready);
-    child.streams = std::move(streams);
-    take_place(parent_handle, handle);
-    forget(parent_handle);
-    --num_nodes;
-    refile(handle);
-    return true;
 }
 
 // ---- slots ----

@@ -90,36 +90,53 @@ protected:
     // Have the processor fetch what removing the leaves after a victim will touch: in a wide tree each of them lies
     // somewhere else, and waiting for memory would be most of the work.
     void fetch_ahead(Handle victim) const;
+    // Likewise what a walk will look at below a node, where there is only one way to go.
+    void fetch_below(const Node &node) const;
     void trim(Handle leaf, int64_t count);
     void prune(Handle root);
     void remove_root(Handle root, bool keep);
     void unlink(Handle child);
+    void file_child(Handle child);
     void unfile_child(Handle child);
     void forget(Handle handle);
     void drop_detached(Handle node, nb::list &freed);
 
     // ---- pins, ranks, merging ----
 
-    void lock(Handle bottom);
+    // From the end of a path up to, and without, a node that is locked already.
+    void lock(Handle bottom, Handle locked = kNone);
     void unlock(Handle bottom, nb::list &freed);
-    // Make a whole path the most recent; gives its ready events.
-    nb::object touch(Handle bottom);
+    // The ready events of a path, and the depth of the highest place at which neighbours may have become equal, by its
+    // becoming the most recent: 0, where a policy may look at more than that.
+    struct Touched {
+        nb::object ready;
+        size_t from;
+    };
+    // Make a whole path the most recent.
+    Touched touch(Handle bottom);
+    // The same and `lock` or `unlock`, in one walk, where nobody asks for ready events.
+    size_t touch_and_lock(Handle bottom);
+    size_t touch_and_unlock(Handle bottom, nb::list &freed);
     void refile(Handle handle);
     void count_hits(Handle handle, int64_t num_hits);
     // Give a new leaf the uses that are known of its tokens; parts of it that differ become nodes of their own.
-    void recall(Handle leaf);
-    // Merge what became equal at a node and on the path above it; the node at its end then.
-    Handle merge_path(Handle bottom);
+    void recall(Handle leaf, const uint8_t *tokens);
+    // Merge what became equal at a node and on the path above it, down from a depth; the node at its end then.
+    Handle merge_path(Handle bottom, size_t from = 0);
     bool try_merge(Handle parent);
 
     // ---- priorities ----
 
-    // An insert of this priority went through a node.
-    void raise_priority(Handle handle, int64_t priority) {
-        Node &node = at(handle);
-        int64_t &raised = node.timed ? timed_.of(handle).after : node.priority;
-        if (raised < priority)
-            raised = priority;
+    // An insert of this priority went through a path.
+    void raise_priorities(Handle bottom, int64_t priority) {
+        for (Handle handle = bottom; handle != kNone; handle = at(handle).parent) {
+            Node &node = at(handle);
+            int64_t &raised = node.timed ? timed_.of(handle).after : node.priority;
+            if (raised < priority)
+                raised = priority;
+            else if (!has_priorities_)
+                return;  // nothing but inserts gives one, so it is as high all the way up
+        }
     }
     // Give a node a priority of its own until a time, or for good at 0.
     void set_priority(Handle handle, int64_t priority, int64_t expires);
@@ -157,6 +174,21 @@ private:
     }
     static uint64_t id_hash(int64_t id) { return mix(static_cast<uint64_t>(id), 0x9e3779b97f4a7c15); }
 
+    // Walks up a path, and makes it the most recent.
+    struct Touching {
+        int64_t tick, below;  // when the node below was used last
+        size_t from = SIZE_MAX;
+
+        void operator()(Node &node) {
+            if (node.last_access != below)
+                from = node.depth;
+            below = std::exchange(node.last_access, tick);
+        }
+    };
+    Touching touching(Handle bottom);
+    void lock_one(Node &node);
+    template <class Each> void unlock_each(Handle bottom, nb::list &freed, Each each);
+
     void link(Handle parent, Handle child);
     void append_sibling(Siblings &siblings, Handle handle);
     void remove_sibling(Siblings &siblings, Handle handle);
@@ -170,7 +202,7 @@ private:
     int64_t tick_ = 0;
     int64_t last_id_ = 0;
     HandleTable ids_;
-    HandleTable children_;
+    HandleTable children_;  // but for only ones
     nb::dict roots_;
     Siblings live_roots_, detached_roots_;
     nb::object last_name_space_;

@@ -36,11 +36,12 @@ struct alignas(64) Node {
     bool listed : 1 = false;  // in the list of leaves
     bool filed : 1 = false;   // in the index of a user's policy
     bool timed : 1 = false;   // its priority is for a time
+    uint8_t of_uses = 0;      // the class of its uses, where the policy looks at that
 
     int64_t hit_count = 0;
-    int64_t priority = 0;
+    int64_t past_uses = 0;  // before its tokens were last evicted, as far as that is remembered
+    int64_t last_use = 0;   // the last access that was a hit, or the insert
     nb::object ready;
-    uint64_t page_hash = 0;  // of the first page, by which the parent finds it
     uint32_t num_children = 0;
     Handle first_child = kNone;
     Handle last_child = kNone;
@@ -55,8 +56,8 @@ struct alignas(64) Node {
     SlotRun slots;
     int64_t created = 0;
 
-    int64_t last_use = 0;      // the last access that was a hit, or the insert
-    int64_t past_uses = 0;     // before its tokens were last evicted, as far as that is remembered
+    int64_t priority = 0;
+    uint64_t page_hash = 0;    // of the first page, by which the parent finds it
     uint64_t fingerprint = 0;  // of the path to its end
     nb::object streams;
     std::unique_ptr<Root> root;

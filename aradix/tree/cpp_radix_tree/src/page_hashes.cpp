@@ -28,11 +28,6 @@ RunRef::RunRef(PageRun *run) : run_(run) {
         run_->num_refs_.fetch_add(1, std::memory_order_relaxed);
 }
 
-RunRef::~RunRef() {
-    if (run_ != nullptr)
-        PageRun::let_go(run_);
-}
-
 // Runs that nobody hashed refer to those before them, in chains too long for a destructor that calls itself.
 void PageRun::let_go(PageRun *run) {
     while (run != nullptr && run->num_refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) {

@@ -28,7 +28,7 @@ public:
         std::swap(run_, other.run_);
         return *this;
     }
-    ~RunRef();
+    inline ~RunRef();
 
     PageRun *operator->() const { return run_; }
     PageRun &operator*() const { return *run_; }
@@ -101,6 +101,11 @@ private:
     uint32_t count_ = 0;
     bool is_continued_ = false;
 };
+
+RunRef::~RunRef() {
+    if (run_ != nullptr)
+        PageRun::let_go(run_);
+}
 
 struct PageSpan {
     RunRef run;

@@ -53,7 +53,11 @@ public:
         if (policy_ != Policy::tenure)
             return same_otherwise(first, second);
         const Node &one = nodes_[first], &other = nodes_[second];
-        return merges_ && one.last_access == other.last_access && use_class(one.uses()) == use_class(other.uses());
+        return merges_ && one.last_access == other.last_access && one.of_uses == other.of_uses;
+    }
+    // Whether they differ, where that is seen without asking anybody and without looking further than a walk does.
+    bool plainly_differ(const Node &one, const Node &other) const {
+        return policy_ == Policy::tenure && (one.of_uses != other.of_uses || one.last_access != other.last_access);
     }
     // What `same_state` compares, as the Python core has it.
     nb::object state(Handle handle);

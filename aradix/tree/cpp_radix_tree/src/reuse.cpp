@@ -15,6 +15,15 @@ constexpr int64_t kMemory = 6;      // evicted tokens that are remembered, in ca
 // What is remembered together is at most so many pages, or tokens if that is more.
 constexpr int64_t kChunkPages = 8, kChunkTokens = 512;
 
+// What uses add to twice the epoch of the last one, for each candidate stay: the sum is a level of the table.
+constexpr auto kCredits = [] {
+    std::array<std::array<int64_t, ReuseRecord::kRungs>, ReuseRecord::kClasses> credits{};
+    for (int of_uses = 0; of_uses < ReuseRecord::kClasses; ++of_uses)
+        for (int rung = 1; rung < ReuseRecord::kRungs; ++rung)
+            credits[of_uses][rung] = use_credit(of_uses) << (rung - 1);
+    return credits;
+}();
+
 // Keys of the words of a path: these again and again, times a factor that differs from one time round to the next.
 constexpr size_t kNumKeys = 128;
 constexpr uint64_t kMixer = 0xd6e8feb86659fd93;
@@ -33,20 +42,42 @@ constexpr std::array<uint32_t, kNumKeys> kKeys = [] {
     return keys;
 }();
 
-// The sum of all words, each times the key of its place, of tokens that lie from byte `start` of a path on. Additions in
-// any order, so that the compiler makes several at once.
+// Additions in any order, so that the compiler makes several at once.
+inline __attribute__((always_inline)) uint64_t sum_of(const uint8_t *tokens, const uint32_t *keys, size_t count) {
+    uint64_t sum = 0;
+    for (size_t index = 0; index < count; ++index) {
+        uint32_t word;
+        std::memcpy(&word, tokens + index * sizeof word, sizeof word);
+        sum += static_cast<uint64_t>(word) * keys[index];
+    }
+    return sum;
+}
+
+using Sum = uint64_t (*)(const uint8_t *tokens, const uint32_t *keys, size_t count);
+
+uint64_t sum_portably(const uint8_t *tokens, const uint32_t *keys, size_t count) { return sum_of(tokens, keys, count); }
+
+#if defined(__x86_64__) && defined(__GNUC__)
+
+__attribute__((target("avx2"))) uint64_t sum_by_avx2(const uint8_t *tokens, const uint32_t *keys, size_t count) {
+    return sum_of(tokens, keys, count);
+}
+
+const Sum kFastestSum = __builtin_cpu_supports("avx2") ? sum_by_avx2 : sum_portably;
+
+#else
+
+const Sum kFastestSum = sum_portably;
+
+#endif
+
+// The sum of all words, each times the key of its place, of tokens that lie from byte `start` of a path on.
 uint64_t fingerprint(const uint8_t *tokens, size_t size, size_t start) {
     uint64_t sum = 0;
     size_t place = start / sizeof(uint32_t), left = size / sizeof(uint32_t);
     while (left != 0) {
         size_t first = place % kNumKeys, count = std::min(kNumKeys - first, left);
-        uint64_t part = 0;
-        for (size_t index = 0; index < count; ++index) {
-            uint32_t word;
-            std::memcpy(&word, tokens + index * sizeof word, sizeof word);
-            part += static_cast<uint64_t>(word) * kKeys[first + index];
-        }
-        sum += part * (mixed(place / kNumKeys) | 1);
+        sum += kFastestSum(tokens, kKeys.data() + first, count) * (mixed(place / kNumKeys) | 1);
         tokens += count * sizeof(uint32_t);
         place += count;
         left -= count;
@@ -69,24 +100,12 @@ ReuseRecord::ReuseRecord(size_t page_size, size_t item_bytes) : page_size_(page_
 void ReuseRecord::hit(Node &node, int64_t num_hits, int64_t tick) {
     if (num_hits == 0 || node.detached || node.parent == kNone)
         return;
-    int64_t last_use = node.last_use, num_tokens = tokens_in(node.tokens.size());
-    int before = use_class(node.uses()), after = use_class(node.uses() + num_hits);
+    int64_t num_tokens = tokens_in(node.tokens.size());
+    score(num_tokens, node.of_uses, node.last_use);
+    add(-num_tokens, node.of_uses, node.last_use);
     node.last_use = tick;
-    slow_[kRungs] += num_tokens * kWhole;
-    fast_[kRungs] += num_tokens * kWhole;
-    int64_t epoch = epoch_of(last_use);
-    if (last_use >= horizon_)
-        table_[place(epoch)][before] -= num_tokens;
-    table_[place(epoch_)][after] += num_tokens;
-    // What `score` and two times `add` would do, in one go.
-    for (int rung = 0; rung < kRungs; ++rung) {
-        int64_t cut = cuts_[rung], from = last_use >= horizon_ ? level(before, epoch, rung) : cut - 2;
-        bool was_held = from >= cut;
-        int64_t gained = num_tokens * (was_held ? kWhole : from == cut - 1 ? partial_[rung] : 0);
-        slow_[rung] += gained;
-        fast_[rung] += gained;
-        held_[rung] += num_tokens * ((level(after, epoch_, rung) >= cut) - was_held);
-    }
+    node.of_uses = static_cast<uint8_t>(use_class(node.uses() + num_hits));
+    add(num_tokens, node.of_uses, tick);
 }
 
 // Two neighbours become one, which was last used when the later used of them was.
@@ -96,13 +115,13 @@ void ReuseRecord::merge(Node &parent, Node &child) {
     Node &older = parent.last_use < child.last_use ? parent : child;
     Node &newer = parent.last_use < child.last_use ? child : parent;
     int64_t num_tokens = tokens_in(older.tokens.size());
-    int of_uses = use_class(older.uses());
-    add(-num_tokens, of_uses, older.last_use);
+    add(-num_tokens, older.of_uses, older.last_use);
     older.last_use = newer.last_use;
-    add(num_tokens, of_uses, older.last_use);
+    add(num_tokens, older.of_uses, older.last_use);
 }
 
-const std::vector<ReuseRecord::Run> &ReuseRecord::welcome(Node &leaf, uint64_t base, int64_t tick) {
+const std::vector<ReuseRecord::Run> &ReuseRecord::welcome(Node &leaf, const uint8_t *tokens, uint64_t base,
+                                                          int64_t tick) {
     leaf.last_access = leaf.last_use = tick;
     const size_t page_bytes = page_size_ * item_bytes_, begin = leaf.begin();
     const int64_t total = tokens_in(leaf.tokens.size());
@@ -111,7 +130,7 @@ const std::vector<ReuseRecord::Run> &ReuseRecord::welcome(Node &leaf, uint64_t b
     int64_t done = 0;
     while (done < total) {
         size_t at = static_cast<size_t>(done) * item_bytes_;
-        uint64_t page = fingerprint(leaf.tokens.data() + at, page_bytes, begin + at);
+        uint64_t page = fingerprint(tokens + at, page_bytes, begin + at);
         int64_t count = total - done, uses = 0;
         if (Handle known = find_ghost(print + page); known != kNone) {
             Ghost ghost = forget(known);
@@ -125,8 +144,7 @@ const std::vector<ReuseRecord::Run> &ReuseRecord::welcome(Node &leaf, uint64_t b
         int of_uses = use_class(leaf.uses() + uses);
         add(count, of_uses, tick);
         size_t rest = at + page_bytes;
-        print += page + fingerprint(leaf.tokens.data() + rest, static_cast<size_t>(count) * item_bytes_ - page_bytes,
-                                    begin + rest);
+        print += page + fingerprint(tokens + rest, static_cast<size_t>(count) * item_bytes_ - page_bytes, begin + rest);
         done += count;
         if (!runs_.empty() && use_class(leaf.uses() + runs_.back().uses) == of_uses) {
             // What would be merged at once is not split.
@@ -169,7 +187,7 @@ void ReuseRecord::leave(Node &node, int64_t count, uint64_t above) {
 
 void ReuseRecord::drop(const Node &node) {
     if (node.parent != kNone)
-        add(-tokens_in(node.tokens.size()), use_class(node.uses()), node.last_use);
+        add(-tokens_in(node.tokens.size()), node.of_uses, node.last_use);
 }
 
 void ReuseRecord::split(Node &head, const Node &tail, uint64_t above) const {
@@ -183,6 +201,7 @@ bool ReuseRecord::advance(int64_t tick) {
     if (epoch_of(tick) == epoch_)
         return false;
     int64_t before = stay();
+    tell_all();
     epoch_ = epoch_of(tick);
     clear_oldest();
     note_gains();
@@ -203,6 +222,7 @@ bool ReuseRecord::advance(int64_t tick) {
     }
     for (int rung = 1; rung < kRungs; ++rung)
         leads_[rung] = slow_[rung] - slow_[0];
+    find_bounds();
     return stay() != before;
 }
 
@@ -237,20 +257,27 @@ ReuseRecord::Ghost ReuseRecord::forget(Handle handle) {
 void ReuseRecord::add(int64_t num_tokens, int of_uses, int64_t last_use) {
     if (last_use < horizon_)
         return;
-    int64_t epoch = epoch_of(last_use);
+    int64_t epoch = epoch_of(last_use), level = 2 * epoch;
     table_[place(epoch)][of_uses] += num_tokens;
-    for (int rung = 0; rung < kRungs; ++rung)
-        if (level(of_uses, epoch, rung) >= cuts_[rung])
-            held_[rung] += num_tokens;
+    if (level >= held_by_all_[of_uses]) {
+        newly_held_by_all_ += num_tokens;
+    } else if (level >= held_by_none_[of_uses]) {
+        for (int rung = 0; rung < kRungs; ++rung)
+            held_[rung] += level + kCredits[of_uses][rung] >= cuts_[rung] ? num_tokens : 0;
+    }
 }
 
 int64_t ReuseRecord::tokens_at(int64_t wanted, int rung) const {
     int64_t total = 0;
+    if (rung != 1 && (wanted & 1) != 0)
+        return total;  // all other stays are even
+    int64_t oldest = 2 * (epoch_ - kEpochs + 1), newest = 2 * epoch_;
     for (int of_uses = 0; of_uses < kClasses; ++of_uses) {
-        int64_t twice = wanted - stay_of(rung) * use_credit(of_uses);
-        int64_t epoch = twice >> 1;
-        if ((twice & 1) == 0 && epoch_ - kEpochs < epoch && epoch <= epoch_)
-            total += table_[place(epoch)][of_uses];
+        int64_t twice = wanted - kCredits[of_uses][rung];
+        if (twice < oldest)
+            break;
+        if ((twice & 1) == 0 && twice <= newest)
+            total += table_[place(twice >> 1)][of_uses];
     }
     return total;
 }
@@ -263,7 +290,7 @@ void ReuseRecord::clear_oldest() {
         if (num_tokens == 0)
             continue;
         for (int rung = 0; rung < kRungs; ++rung)
-            if (level(of_uses, epoch, rung) >= cuts_[rung])
+            if (2 * epoch + kCredits[of_uses][rung] >= cuts_[rung])
                 held_[rung] -= num_tokens;
     }
 }
@@ -272,31 +299,33 @@ void ReuseRecord::settle() {
     int64_t lowest = 2 * (epoch_ - kEpochs + 1);
     for (int rung = 0; rung < kRungs; ++rung) {
         int64_t cut = std::max(cuts_[rung], lowest);
-        int64_t top = level(kClasses - 1, epoch_, rung);
+        int64_t top = 2 * epoch_ + kCredits[kClasses - 1][rung];
+        int64_t below = held_[rung] > capacity && cut <= top ? 0 : tokens_at(cut - 1, rung);
         while (held_[rung] > capacity && cut <= top) {
-            held_[rung] -= tokens_at(cut, rung);
+            below = tokens_at(cut, rung);
+            held_[rung] -= below;
             ++cut;
         }
         cuts_[rung] = cut;
-        int64_t below = tokens_at(cut - 1, rung), free = std::max<int64_t>(0, capacity - held_[rung]);
+        int64_t free = std::max<int64_t>(0, capacity - held_[rung]);
         partial_[rung] = below > 0 ? std::min(kWhole, free * kWhole / below) : 0;
     }
 }
 
 void ReuseRecord::recount() {
     held_.fill(0);
-    for (int64_t epoch = epoch_ - kEpochs + 1; epoch <= epoch_; ++epoch)
+    for (int64_t epoch = first_epoch(); epoch <= epoch_; ++epoch)
         for (int of_uses = 0; of_uses < kClasses; ++of_uses) {
             int64_t num_tokens = table_[place(epoch)][of_uses];
             for (int rung = 0; num_tokens != 0 && rung < kRungs; ++rung)
-                if (level(of_uses, epoch, rung) >= cuts_[rung])
+                if (2 * epoch + kCredits[of_uses][rung] >= cuts_[rung])
                     held_[rung] += num_tokens;
         }
 }
 
 void ReuseRecord::widen() {
     Table wider{};
-    for (int64_t epoch = epoch_ - kEpochs + 1; epoch <= epoch_; ++epoch)
+    for (int64_t epoch = first_epoch(); epoch <= epoch_; ++epoch)
         for (int of_uses = 0; of_uses < kClasses; ++of_uses)
             wider[place(epoch >> 1)][of_uses] += table_[place(epoch)][of_uses];
     table_ = wider;
@@ -318,7 +347,7 @@ void ReuseRecord::narrow(int64_t tick) {
     epoch_ = epoch_of(tick);
     horizon_ = std::max(horizon_, (epoch_ - kEpochs + 1) * (int64_t{1} << shift_));
     Table narrower{};
-    for (int64_t epoch = epoch_ - kEpochs + 1; epoch <= epoch_; ++epoch) {
+    for (int64_t epoch = first_epoch(); epoch <= epoch_; ++epoch) {
         if (epoch >> 1 <= wide_epoch - kEpochs)
             continue;
         for (int of_uses = 0; of_uses < kClasses; ++of_uses) {
@@ -339,18 +368,44 @@ void ReuseRecord::narrow(int64_t tick) {
 // ---- candidates ----
 
 void ReuseRecord::score(int64_t num_tokens, int of_uses, int64_t last_use) {
+    int64_t level = 2 * epoch_of(last_use);
+    bool is_known = last_use >= horizon_;
+    if (is_known && level >= held_by_all_[of_uses]) {
+        scored_by_all_ += num_tokens * kWhole;
+        return;
+    }
     slow_[kRungs] += num_tokens * kWhole;
     fast_[kRungs] += num_tokens * kWhole;
-    if (last_use < horizon_)
+    if (!is_known || level < held_by_none_[of_uses])
         return;
-    int64_t epoch = epoch_of(last_use);
     for (int rung = 0; rung < kRungs; ++rung) {
-        int64_t of_rung = level(of_uses, epoch, rung);
-        if (of_rung < cuts_[rung] - 1)
-            continue;
-        int64_t gained = num_tokens * (of_rung >= cuts_[rung] ? kWhole : partial_[rung]);
+        int64_t above = level + kCredits[of_uses][rung] - cuts_[rung];
+        int64_t gained = num_tokens * (above >= 0 ? kWhole : above == -1 ? partial_[rung] : 0);
         slow_[rung] += gained;
         fast_[rung] += gained;
+    }
+}
+
+void ReuseRecord::tell_all() {
+    for (int rung = 0; rung <= kRungs; ++rung) {
+        slow_[rung] += scored_by_all_;
+        fast_[rung] += scored_by_all_;
+    }
+    for (int64_t &held : held_)
+        held += newly_held_by_all_;
+    scored_by_all_ = newly_held_by_all_ = 0;
+}
+
+void ReuseRecord::find_bounds() {
+    for (int of_uses = 0; of_uses < kClasses; ++of_uses) {
+        int64_t lowest = INT64_MAX, highest = INT64_MIN;
+        for (int rung = 0; rung < kRungs; ++rung) {
+            int64_t bound = cuts_[rung] - kCredits[of_uses][rung];
+            lowest = std::min(lowest, bound);
+            highest = std::max(highest, bound);
+        }
+        held_by_all_[of_uses] = highest;
+        held_by_none_[of_uses] = lowest - 1;
     }
 }
 

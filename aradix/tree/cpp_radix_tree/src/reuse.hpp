@@ -17,7 +17,7 @@ inline int use_class(int64_t uses) {
     int doublings = static_cast<int>(std::bit_width(static_cast<uint64_t>(uses))) - 1;
     return std::min(15, 2 * doublings + static_cast<int>(uses >> (doublings - 1) & 1) - 1);
 }
-inline int64_t use_credit(int of_uses) { return of_uses == 0 ? 0 : of_uses + 1; }
+constexpr int64_t use_credit(int of_uses) { return of_uses == 0 ? 0 : of_uses + 1; }
 
 class ReuseRecord {
 public:
@@ -34,15 +34,17 @@ public:
     int64_t capacity = 0;
     int64_t stay() const { return stay_of(rung_) << shift_; }
     static int64_t rank(const Node &node, int64_t stay) {
-        return 2 * node.last_access + stay * use_credit(use_class(node.uses()));
+        return 2 * node.last_access + stay * use_credit(node.of_uses);
     }
 
+    // `of_uses` of a new node, and of one whose count changed in any other way than by a hit.
+    static void classify(Node &node) { node.of_uses = static_cast<uint8_t>(use_class(node.uses())); }
     // The hit count of a node is about to rise.
     void hit(Node &node, int64_t num_hits, int64_t tick);
     void merge(Node &parent, Node &child);
     // The runs of a new leaf, from the left; the leaf is filed as the last one says, the caller splits the others off.
-    // They stay until the next call.
-    const std::vector<Run> &welcome(Node &leaf, uint64_t base, int64_t tick);
+    // They stay until the next call. Its tokens are read where they came from: the copy may still be on its way to memory.
+    const std::vector<Run> &welcome(Node &leaf, const uint8_t *tokens, uint64_t base, int64_t tick);
     // The last `count` tokens of a node are about to go, evicted. `above` is its parent's fingerprint.
     void leave(Node &node, int64_t count, uint64_t above);
     void drop(const Node &node);
@@ -63,12 +65,10 @@ private:
     };
 
     static int64_t stay_of(int rung) { return rung == 0 ? 0 : int64_t{1} << (rung - 1); }
-    static int64_t level(int of_uses, int64_t epoch, int rung) {
-        return 2 * epoch + stay_of(rung) * use_credit(of_uses);
-    }
     static size_t place(int64_t epoch) { return static_cast<size_t>(epoch) % kEpochs; }
     int64_t tokens_in(size_t size) const { return static_cast<int64_t>(size / item_bytes_); }
     int64_t epoch_of(int64_t tick) const { return tick >> shift_; }
+    int64_t first_epoch() const { return std::max<int64_t>(0, epoch_ - kEpochs + 1); }
 
     void add(int64_t num_tokens, int of_uses, int64_t last_use);
     static uint64_t hash_of(uint64_t key) { return mix(key, 0x9e3779b97f4a7c15); }
@@ -82,6 +82,8 @@ private:
     void widen();
     void narrow(int64_t tick);
     void score(int64_t num_tokens, int of_uses, int64_t last_use);
+    void tell_all();
+    void find_bounds();
     void note_gains();
     int64_t in_capacities(int64_t score) const;
     bool is_sure(int rung) const;
@@ -95,6 +97,10 @@ private:
     Table table_{};
     std::array<int64_t, kRungs> cuts_{}, held_{}, partial_{};
     Scores slow_{}, fast_{};
+    // For each class, twice the epoch from which on every candidate holds it, and the one below which none does, not even
+    // in part. Most of what is used is held by all: that is added up here, and told to them when an epoch is over.
+    std::array<int64_t, kClasses> held_by_all_{}, held_by_none_{};
+    int64_t scored_by_all_ = 0, newly_held_by_all_ = 0;
     std::array<int64_t, kRungs> leads_{}, gains_{}, squares_{};
     std::vector<Run> runs_;
     Arena<Ghost> ghosts_;

@@ -45,10 +45,9 @@ bool Tree::enter_hold(Hold &hold) {
     if (place.gate != 0)
         return false;
     Handle node = arrive(place);
-    lock(node);
-    touch(node);
+    size_t from = touch_and_lock(node);
     hold.num_matched = hold.published = hold.committed = items(at(node).depth);
-    node = merge_path(node);
+    node = merge_path(node, from);
     hold.node_id = at(node).id;
     if (records_events_)
         __builtin_prefetch(&at(node).pages);  // what is published goes on behind them
@@ -120,11 +119,9 @@ std::optional<Published> Tree::publish_hold(Hold &hold, PageTable &table, nb::ha
     nb::object no_ready;
     Grown grown = grow(origin, key, std::move(fresh), key.stop, place, saturated(hold.priority), no_ready);
     if (grown.node != origin) {
-        nb::list freed;
-        lock(grown.node);
-        unlock(origin, freed);
+        lock(grown.node, origin);
     }
-    hold.node_id = at(merge_path(grown.node)).id;
+    hold.node_id = at(merge_path(grown.node, grown.from)).id;
     int64_t held = items(grown.held), end = items(grown.end);
     hold.committed = num_tokens;
     hold.published = end;

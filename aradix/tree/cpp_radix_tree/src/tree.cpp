@@ -46,7 +46,7 @@ nb::object Tree::match(nb::handle key_object, std::optional<int64_t> limit, bool
     Handle node = arrive(place);
     if (pin)
         lock(node);
-    nb::object ready = touch(node);
+    nb::object ready = touch(node).ready;
     int64_t matched = items(at(node).depth);
     int64_t node_id = at(merge_path(node)).id;
     nb::object last = records_.ref(node_id, matched);
@@ -81,6 +81,7 @@ Tree::Place Tree::descend(const Key &key, Handle from, int stopped_by) {
         const Node &node = at(child);
         if (node.gate >= stopped_by)
             return Place{handle, kNone, 0, node.id};
+        fetch_below(node);
         size_t size = std::min(node.tokens.size(), key.stop - depth);
         size_t same = difference_without_gil(node.tokens.data(), key.tokens + depth, size);
         if (same < node.tokens.size())
@@ -133,11 +134,9 @@ nb::object Tree::extend(int64_t node_id, nb::handle key_object, nb::handle slots
         stop = at(place.node).depth;
     Grown grown = grow(origin, key, fresh_run(slots, at(origin).depth, stop, place), stop, place, priority, ready);
     if (grown.node != origin) {
-        nb::list freed;
-        lock(grown.node);
-        unlock(origin, freed);
+        lock(grown.node, origin);
     }
-    node_id = at(merge_path(grown.node)).id;
+    node_id = at(merge_path(grown.node, grown.from)).id;
     int64_t end = items(grown.end);
     return records_.make(records_.inserted, integer(items(grown.held)), integer(end), grown.existing,
                          records_.ref(node_id, end), integer(node_id), ready_or_nothing(grown.ready));
@@ -154,14 +153,13 @@ SlotRun Tree::fresh_run(const Slots &slots, size_t start, size_t stop, const Pla
 Tree::Grown Tree::grow(Handle origin, const Key &key, SlotRun fresh, size_t stop, const Place &place, int64_t priority,
                        const nb::object &ready, int64_t held_hits, int64_t new_hits) {
     Handle node = arrive(place);
-    Grown grown{node, at(node).depth, at(node).depth, nb::object(), nb::object()};
+    Grown grown{node, at(node).depth, at(node).depth, nb::object(), nb::object(), 0};
     for (Handle walked = node; walked != origin; walked = at(walked).parent) {
         count_hits(walked, held_hits);
         grown.ready = records_.newest_ready(grown.ready, at(walked).ready);
     }
     size_t start = at(origin).depth;
     grown.existing = slots_between(node, start, grown.held);
-    Handle above = node;
     if (grown.held < stop) {
         grown.node = new_leaf(node, key.tokens + grown.held, stop - grown.held, std::move(fresh));
         grown.end = stop;
@@ -170,11 +168,10 @@ Tree::Grown Tree::grow(Handle origin, const Key &key, SlotRun fresh, size_t stop
         leaf.priority = priority;
         leaf.hit_count = new_hits;
         note_marks(ready);
-        recall(grown.node);
+        recall(grown.node, key.tokens + grown.held);
     }
-    for (; above != kNone; above = at(above).parent)
-        raise_priority(above, priority);
-    touch(grown.node);
+    raise_priorities(node, priority);
+    grown.from = std::min(touch(grown.node).from, start);
     return grown;
 }
 
@@ -198,13 +195,15 @@ nb::object Tree::unpin(int64_t node_id, bool touched) {
 
 nb::list Tree::unpin_node(Handle handle, bool touched) {
     nb::list freed;
-    if (touched)
-        touch(handle);
     // A root has no path to merge, and may be gone once it is unpinned.
     bool merges = !at(handle).detached && at(handle).parent != kNone;
-    unlock(handle, freed);
+    size_t from = 0;
+    if (touched)
+        from = touch_and_unlock(handle, freed);
+    else
+        unlock(handle, freed);
     if (merges)
-        merge_path(handle);
+        merge_path(handle, from);
     return freed;
 }
 
@@ -233,11 +232,16 @@ void Tree::record_hit(int64_t node_id) {
 }
 
 void Tree::count_hit(Handle bottom) {
-    for (Handle handle = bottom; handle != kNone; handle = at(handle).parent)
+    size_t from = reuse_ ? SIZE_MAX : 0;
+    for (Handle handle = bottom; handle != kNone; handle = at(handle).parent) {
+        uint8_t before = at(handle).of_uses;
         count_hits(handle, 1);
+        if (at(handle).of_uses != before)
+            from = at(handle).begin();
+    }
     if (!at(bottom).detached) {
         refile(bottom);
-        merge_path(bottom);
+        merge_path(bottom, from);
     }
 }
 

@@ -83,6 +83,7 @@ private:
         Handle node;
         size_t held, end;
         nb::object existing, ready;
+        size_t from;  // the highest place at which neighbours may have become equal
     };
 
     Key read_key(nb::handle key, std::optional<int64_t> limit = std::nullopt) const {
