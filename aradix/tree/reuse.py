@@ -29,13 +29,13 @@ NUM_RUNGS = 11
 """Candidate stays: none, then 1, 2, 4, ... epochs a half doubling of uses."""
 
 OLD_EPOCHS, YOUNG_EPOCHS = 32, 10
-SLOW_DECAY, FAST_DECAY = 9, 6
-MARGIN = 64
-"""A candidate must spare one in so many of recency's misses before recency is left for it."""
+DECAY = 9
+CLEAR = 64
+"""A candidate that found more than recency by one part in so many is clearly better."""
 SAMPLE_EPOCHS = 4
 """What a candidate gains on recency is looked at in stretches of so many epochs."""
 SURE = 6
-"""Its lead must be as many standard deviations as the root of this, if stretches are independent of each other."""
+"""A smaller lead must be so many variances of it, squared, if stretches are independent of each other."""
 
 _WHOLE = 256
 CHUNK_PAGES, CHUNK_TOKENS = 8, 512
@@ -117,11 +117,10 @@ class ReuseRecord:
         self._cuts = [0] * NUM_RUNGS
         self._held = [0] * NUM_RUNGS
         self._partial = [0] * NUM_RUNGS
-        self._slow = [0] * (NUM_RUNGS + 1)
-        self._fast = [0] * (NUM_RUNGS + 1)
-        self._leads = [0] * NUM_RUNGS  # over recency, in the slow scores, at the last look
+        self._found = [0] * NUM_RUNGS  # tokens that each would have found, in parts, the late ones counting more
+        self._leads = [0] * NUM_RUNGS  # over recency, at the last look
         self._gains = [0] * NUM_RUNGS  # on recency, in the stretch that is under way
-        self._squares = [0] * NUM_RUNGS  # sum of the gains' squares, which decays as the slow scores do
+        self._squares = [0] * NUM_RUNGS  # sum of the gains' squares, which decays as what was found does
         self._ghosts: OrderedDict[int, Ghost] = OrderedDict()
         self._ghost_tokens = 0
 
@@ -182,9 +181,6 @@ class ReuseRecord:
                 self._forget(ghost)
                 count, uses = min(count, ghost.num_tokens), ghost.uses
                 self._score(count, use_class(uses), ghost.last_use)
-            else:
-                self._slow[-1] += count * _WHOLE
-                self._fast[-1] += count * _WHOLE
             of_uses = use_class(leaf.uses + uses)
             self._add(count, of_uses, tick)
             if runs and use_class(leaf.uses + runs[-1][1]) == of_uses:  # what would be merged at once is not split
@@ -236,9 +232,7 @@ class ReuseRecord:
         self._epoch = tick >> self.shift
         self._clear_oldest()
         self._note_gains()
-        for scores, decay in ((self._slow, SLOW_DECAY), (self._fast, FAST_DECAY)):
-            for rung in range(NUM_RUNGS + 1):
-                scores[rung] -= scores[rung] >> decay
+        self._found = [found - (found >> DECAY) for found in self._found]
         if self.capacity:
             self._settle()
             age = self._epoch - self._cuts[0] // 2
@@ -249,7 +243,7 @@ class ReuseRecord:
             self._choose()
         elif self._epoch > NUM_EPOCHS // 2:
             self._widen()  # nothing went yet: all that there is stays in the table
-        self._leads = [score - self._slow[0] for score in self._slow[:NUM_RUNGS]]
+        self._leads = [found - self._found[0] for found in self._found]
         return self.stay != before
 
     # ---- the table ----
@@ -323,7 +317,7 @@ class ReuseRecord:
             self._table[of_uses] = wider
         self._epoch >>= 1
         self.shift += 1
-        for of_rungs in (self._slow, self._fast, self._gains, self._squares, self._cuts):
+        for of_rungs in (self._found, self._gains, self._squares, self._cuts):
             of_rungs[1 : NUM_RUNGS - 1] = of_rungs[2:NUM_RUNGS]
         self._cuts = [cut >> 1 for cut in self._cuts]
         self.rung -= self.rung > 1
@@ -344,7 +338,7 @@ class ReuseRecord:
                     num_tokens = counts[(epoch >> 1) % NUM_EPOCHS]
                     narrow[epoch % NUM_EPOCHS] = num_tokens // 2 if epoch % 2 else num_tokens - num_tokens // 2
             self._table[of_uses] = narrow
-        for of_rungs in (self._slow, self._fast, self._gains, self._squares, self._cuts):
+        for of_rungs in (self._found, self._gains, self._squares, self._cuts):
             of_rungs[2:NUM_RUNGS] = of_rungs[1 : NUM_RUNGS - 1]
         self._cuts = [2 * cut for cut in self._cuts]
         self.rung += 0 < self.rung < NUM_RUNGS - 1
@@ -355,8 +349,6 @@ class ReuseRecord:
 
     def _score(self, num_tokens: int, of_uses: int, last_use: int) -> None:
         """Tokens are used: a hit for each candidate that would hold them."""
-        self._slow[-1] += num_tokens * _WHOLE
-        self._fast[-1] += num_tokens * _WHOLE
         if last_use < self._horizon:
             return
         epoch = last_use >> self.shift
@@ -368,16 +360,15 @@ class ReuseRecord:
                 part = self._partial[rung]
             else:
                 continue
-            self._slow[rung] += num_tokens * part
-            self._fast[rung] += num_tokens * part
+            self._found[rung] += num_tokens * part
 
     def _note_gains(self) -> None:
         """An epoch is over: what has each candidate gained on recency, and how much does that vary?"""
         for rung in range(1, NUM_RUNGS):
-            self._gains[rung] += self._slow[rung] - self._slow[0] - self._leads[rung]
+            self._gains[rung] += self._found[rung] - self._found[0] - self._leads[rung]
         if self.capacity and self._epoch % SAMPLE_EPOCHS == 0:
             for rung in range(1, NUM_RUNGS):
-                self._squares[rung] -= self._squares[rung] * SAMPLE_EPOCHS >> SLOW_DECAY
+                self._squares[rung] -= self._squares[rung] * SAMPLE_EPOCHS >> DECAY
                 self._squares[rung] += self._in_capacities(self._gains[rung]) ** 2
                 self._gains[rung] = 0
 
@@ -386,26 +377,21 @@ class ReuseRecord:
         return score * _WHOLE // self.capacity
 
     def _is_sure(self, rung: int) -> bool:
-        """Whether a candidate's lead over recency is more than the noise in it."""
-        lead = self._in_capacities(self._slow[rung] - self._slow[0])
-        return lead > 0 and lead * lead > SURE * self._squares[rung]
+        """Whether a candidate's lead over recency is clear, or at least more than the noise in it."""
+        lead = self._found[rung] - self._found[0]
+        in_capacities = self._in_capacities(lead)
+        return lead * CLEAR > self._found[0] or in_capacities * in_capacities > SURE * self._squares[rung]
 
     def _choose(self) -> None:
-        """Go a rung towards the candidate with the most hits, if it clearly beats recency in the long run and of late.
+        """Go a rung towards the candidate that would have found the most.
 
         What is cached follows the stay only slowly, so there is nothing to win by jumps, and hits to lose if the
         best candidate is another one by then. From one rung to the next no proof is asked: those hold much the same.
         """
-        slow, fast = self._slow, self._fast
-        enough = (fast[-1] - fast[0]) // MARGIN
         best = 0
         for rung in range(1, NUM_RUNGS):
-            if slow[rung] <= slow[best] or fast[rung] - fast[0] <= enough:
-                continue
-            if (self.rung and abs(rung - self.rung) <= 1) or self._is_sure(rung):
+            if self._found[rung] > self._found[best] and (
+                (self.rung and abs(rung - self.rung) <= 1) or self._is_sure(rung)
+            ):
                 best = rung
-        if slow[best] - slow[0] <= (slow[-1] - slow[0]) // MARGIN:
-            best = 0
-        gain = slow[best] - slow[self.rung]
-        if best != self.rung and (best == 0 or gain > (slow[-1] - slow[self.rung]) // (2 * MARGIN)):
-            self.rung += 1 if best > self.rung else -1
+        self.rung += (best > self.rung) - (best < self.rung)

@@ -7,9 +7,8 @@ namespace aradix {
 namespace {
 
 constexpr int64_t kOldEpochs = 32, kYoungEpochs = 10;
-constexpr int kSlowDecay = 9, kFastDecay = 6;
-constexpr int64_t kMargin = 64;
-constexpr int64_t kSampleEpochs = 4, kSure = 6;
+constexpr int kDecay = 9;
+constexpr int64_t kClear = 64, kSampleEpochs = 4, kSure = 6;
 constexpr int64_t kWhole = 256;
 constexpr int64_t kMemory = 6;      // evicted tokens that are remembered, in capacities
 // What is remembered together is at most so many pages, or tokens if that is more.
@@ -137,9 +136,6 @@ const std::vector<ReuseRecord::Run> &ReuseRecord::welcome(Node &leaf, const uint
             count = std::min(count, ghost.num_tokens);
             uses = ghost.uses;
             score(count, use_class(uses), ghost.last_use);
-        } else {
-            slow_[kRungs] += count * kWhole;
-            fast_[kRungs] += count * kWhole;
         }
         int of_uses = use_class(leaf.uses() + uses);
         add(count, of_uses, tick);
@@ -205,10 +201,8 @@ bool ReuseRecord::advance(int64_t tick) {
     epoch_ = epoch_of(tick);
     clear_oldest();
     note_gains();
-    for (int rung = 0; rung <= kRungs; ++rung) {
-        slow_[rung] -= slow_[rung] >> kSlowDecay;
-        fast_[rung] -= fast_[rung] >> kFastDecay;
-    }
+    for (int64_t &found : found_)
+        found -= found >> kDecay;
     if (capacity != 0) {
         settle();
         int64_t age = epoch_ - floor_div(cuts_[0], 2);
@@ -221,7 +215,7 @@ bool ReuseRecord::advance(int64_t tick) {
         widen();  // nothing went yet: all that there is stays in the table
     }
     for (int rung = 1; rung < kRungs; ++rung)
-        leads_[rung] = slow_[rung] - slow_[0];
+        leads_[rung] = found_[rung] - found_[0];
     find_bounds();
     return stay() != before;
 }
@@ -331,7 +325,7 @@ void ReuseRecord::widen() {
     table_ = wider;
     epoch_ >>= 1;
     ++shift_;
-    for (int64_t *of_rungs : {slow_.data(), fast_.data(), gains_.data(), squares_.data(), cuts_.data()})
+    for (int64_t *of_rungs : {found_.data(), gains_.data(), squares_.data(), cuts_.data()})
         std::copy(of_rungs + 2, of_rungs + kRungs, of_rungs + 1);
     for (int64_t &cut : cuts_)
         cut >>= 1;
@@ -356,7 +350,7 @@ void ReuseRecord::narrow(int64_t tick) {
         }
     }
     table_ = narrower;
-    for (int64_t *of_rungs : {slow_.data(), fast_.data(), gains_.data(), squares_.data(), cuts_.data()})
+    for (int64_t *of_rungs : {found_.data(), gains_.data(), squares_.data(), cuts_.data()})
         std::copy_backward(of_rungs + 1, of_rungs + kRungs - 1, of_rungs + kRungs);
     for (int64_t &cut : cuts_)
         cut *= 2;
@@ -371,29 +365,23 @@ void ReuseRecord::score(int64_t num_tokens, int of_uses, int64_t last_use) {
     int64_t level = 2 * epoch_of(last_use);
     bool is_known = last_use >= horizon_;
     if (is_known && level >= held_by_all_[of_uses]) {
-        scored_by_all_ += num_tokens * kWhole;
+        found_by_all_ += num_tokens * kWhole;
         return;
     }
-    slow_[kRungs] += num_tokens * kWhole;
-    fast_[kRungs] += num_tokens * kWhole;
     if (!is_known || level < held_by_none_[of_uses])
         return;
     for (int rung = 0; rung < kRungs; ++rung) {
         int64_t above = level + kCredits[of_uses][rung] - cuts_[rung];
-        int64_t gained = num_tokens * (above >= 0 ? kWhole : above == -1 ? partial_[rung] : 0);
-        slow_[rung] += gained;
-        fast_[rung] += gained;
+        found_[rung] += num_tokens * (above >= 0 ? kWhole : above == -1 ? partial_[rung] : 0);
     }
 }
 
 void ReuseRecord::tell_all() {
-    for (int rung = 0; rung <= kRungs; ++rung) {
-        slow_[rung] += scored_by_all_;
-        fast_[rung] += scored_by_all_;
-    }
+    for (int64_t &found : found_)
+        found += found_by_all_;
     for (int64_t &held : held_)
         held += newly_held_by_all_;
-    scored_by_all_ = newly_held_by_all_ = 0;
+    found_by_all_ = newly_held_by_all_ = 0;
 }
 
 void ReuseRecord::find_bounds() {
@@ -411,12 +399,12 @@ void ReuseRecord::find_bounds() {
 
 void ReuseRecord::note_gains() {
     for (int rung = 1; rung < kRungs; ++rung)
-        gains_[rung] += slow_[rung] - slow_[0] - leads_[rung];
+        gains_[rung] += found_[rung] - found_[0] - leads_[rung];
     if (capacity == 0 || epoch_ % kSampleEpochs != 0)
         return;
     for (int rung = 1; rung < kRungs; ++rung) {
         int64_t gain = in_capacities(std::exchange(gains_[rung], 0));
-        squares_[rung] -= squares_[rung] * kSampleEpochs >> kSlowDecay;
+        squares_[rung] -= squares_[rung] * kSampleEpochs >> kDecay;
         squares_[rung] += gain * gain;
     }
 }
@@ -424,25 +412,18 @@ void ReuseRecord::note_gains() {
 int64_t ReuseRecord::in_capacities(int64_t score) const { return floor_div(score * kWhole, capacity); }
 
 bool ReuseRecord::is_sure(int rung) const {
-    int64_t lead = in_capacities(slow_[rung] - slow_[0]);
-    return lead > 0 && lead * lead > kSure * squares_[rung];
+    int64_t lead = found_[rung] - found_[0], in_parts = in_capacities(lead);
+    return lead * kClear > found_[0] || in_parts * in_parts > kSure * squares_[rung];
 }
 
 void ReuseRecord::choose() {
-    int64_t enough = floor_div(fast_[kRungs] - fast_[0], kMargin);
     int best = 0;
     for (int rung = 1; rung < kRungs; ++rung) {
-        if (slow_[rung] <= slow_[best] || fast_[rung] - fast_[0] <= enough)
-            continue;
         bool is_near = rung_ != 0 && std::abs(rung - rung_) <= 1;
-        if (is_near || is_sure(rung))
+        if (found_[rung] > found_[best] && (is_near || is_sure(rung)))
             best = rung;
     }
-    if (slow_[best] - slow_[0] <= floor_div(slow_[kRungs] - slow_[0], kMargin))
-        best = 0;
-    int64_t gain = slow_[best] - slow_[rung_];
-    if (best != rung_ && (best == 0 || gain > floor_div(slow_[kRungs] - slow_[rung_], 2 * kMargin)))
-        rung_ += best > rung_ ? 1 : -1;
+    rung_ += (best > rung_) - (best < rung_);
 }
 
 }  // namespace aradix

@@ -53,7 +53,6 @@ public:
     bool advance(int64_t tick);
 
 private:
-    using Scores = std::array<int64_t, kRungs + 1>;
     // By epoch first: what a step uses was mostly used last in one step too, so its counts lie side by side.
     using Table = std::array<std::array<int64_t, kClasses>, kEpochs>;
     // What is remembered of evicted tokens, in the order in which they went.
@@ -95,12 +94,11 @@ private:
     int64_t epoch_ = 0;
     int64_t horizon_ = 0;  // ticks before it are no longer in the table, whatever its epochs are now
     Table table_{};
-    std::array<int64_t, kRungs> cuts_{}, held_{}, partial_{};
-    Scores slow_{}, fast_{};
+    std::array<int64_t, kRungs> cuts_{}, held_{}, partial_{}, found_{};
     // For each class, twice the epoch from which on every candidate holds it, and the one below which none does, not even
     // in part. Most of what is used is held by all: that is added up here, and told to them when an epoch is over.
     std::array<int64_t, kClasses> held_by_all_{}, held_by_none_{};
-    int64_t scored_by_all_ = 0, newly_held_by_all_ = 0;
+    int64_t found_by_all_ = 0, newly_held_by_all_ = 0;
     std::array<int64_t, kRungs> leads_{}, gains_{}, squares_{};
     std::vector<Run> runs_;
     Arena<Ghost> ghosts_;
