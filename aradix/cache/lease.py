@@ -19,7 +19,8 @@ from anyio.lowlevel import checkpoint
 
 from aradix.cache.calls import closed_error
 from aradix.cache.hold import Hold
-from aradix.cache.pressure import SlotWaiter, too_large
+from aradix.cache.pressure import too_large
+from aradix.cache.slot_waiter import SlotWaiter
 from aradix.errors import LeaseReleasedError, OutOfSlotsError, UsageError
 from aradix.keys import RadixKey
 from aradix.params import InsertResult, NodeRef, PriorityRange

@@ -16,7 +16,7 @@ import numpy as np
 
 from aradix.cache.calls import closed_error
 from aradix.cache.hold import Hold
-from aradix.cache.pressure import SlotWaiter
+from aradix.cache.slot_waiter import SlotWaiter
 from aradix.errors import AradixError, LeaseReleasedError
 from aradix.keys import Namespace
 from aradix.tree.protocol import NO_SLOTS, Slots

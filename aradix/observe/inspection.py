@@ -18,8 +18,8 @@ import anyio
 import msgspec
 import numpy as np
 
-from aradix.cache.pressure import SlotWaiter
 from aradix.cache.radix_cache import RadixCache
+from aradix.cache.slot_waiter import SlotWaiter
 from aradix.errors import AradixError, InvalidKeyError, UsageError
 from aradix.keys import Namespace, RadixKey
 from aradix.observe.labels import namespace_label

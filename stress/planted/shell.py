@@ -11,7 +11,8 @@ from aradix import CacheInitParams, InsertResult, Lease, RadixCache, RadixKey
 from aradix.cache.hold import Hold
 from aradix.cache.leases import Leases
 from aradix.cache.locks import Gates, StandingGate
-from aradix.cache.pressure import Pressure, SlotWaiter
+from aradix.cache.pressure import Pressure
+from aradix.cache.slot_waiter import SlotWaiter
 from stress.harness.builder import Builder
 from stress.planted.plant import Plant, become
 

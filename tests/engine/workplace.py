@@ -11,12 +11,22 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from aradix import RadixCache
-from aradix.engine import AsyncEngine
+from aradix.engine import AsyncEngine, Generation, SamplingParams
 from stress.schedules import Scripted, run
 from tests.engine.hash_runner import HashRunner
 from tests.support.caches import idle_sum
 
-__all__ = ["on_both_loops", "working"]
+__all__ = ["new", "on_both_loops", "read", "working"]
+
+
+async def read(answer: Generation) -> list[int]:
+    """The tokens of a request, to its end."""
+    return [token async for token in answer]
+
+
+def new(num_tokens: int, **options: Any) -> SamplingParams:
+    """So many tokens, greedy unless told otherwise."""
+    return SamplingParams(max_tokens=num_tokens, **options)
 
 
 @asynccontextmanager
