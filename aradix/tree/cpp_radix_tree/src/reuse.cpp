@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t kOldEpochs = 32, kYoungEpochs = 10;
 constexpr int kDecay = 9;
-constexpr int64_t kClear = 64, kSampleEpochs = 4, kSure = 6;
+constexpr int64_t kClear = 96, kSampleEpochs = 4, kSure = 6;
 constexpr int64_t kWhole = 256;
 constexpr int64_t kMemory = 6;      // evicted tokens that are remembered, in capacities
 // What is remembered together is at most so many pages, or tokens if that is more.
