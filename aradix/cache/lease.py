@@ -300,6 +300,10 @@ class Lease:
     async def allocate(self, num_tokens: int) -> None:
         """Add slots for so many more tokens: the rest of its last page first. Waits its turn under pressure.
 
+        Every lease that does not wait counts as one that may be released, also one that this very task holds, or that
+        is held until this task ends: who grows one lease with another in hand bounds the wait with `anyio.fail_after`,
+        or asks with `allocate_nowait`.
+
         Raises:
             RequestTooLargeError: it can never fit.
             RetractError: everybody waits, and this is the youngest: release it and try again later.
