@@ -5,11 +5,11 @@ into that flight, waits until the flight has committed as much as the two keys s
 again and entered, in that very step. If it still has something to compute, that is its own flight: so of many that
 wanted the same exactly one takes over, and the others wait for that one.
 
-Who waits holds nothing, neither pins nor slots, and its task no other lease and no subtree; or it does not wait. So
-nobody can wait in turn for what it would give back: joining closes no circle, with other flights, slots or gates. What
-it wants nobody can evict, since the one that computes stands on all that they have in common. A lease with `reserve`
-waits where it waits for its slots, in the queue of admissions, as if it had met a gate: others are served past it, and
-it keeps its place.
+Who waits holds nothing, neither pins nor slots, and its task no other lease and no subtree; or it does not wait. So no
+other lease waits in turn for what this one would give back: joining closes no circle, with other flights, slots or
+gates. What it wants nobody can evict, since the one that computes stands on all that they have in common. A lease with
+`reserve` waits where it waits for its slots, in the queue of admissions, as if it had met a gate: others are served
+past it, and it keeps its place.
 """
 
 from __future__ import annotations
@@ -290,6 +290,7 @@ class Joins:
         """Match again who waited for what has come or is over, and let it enter unless there is more to wait for."""
         for joiner in joiners:
             joiner.flight = None
+        self._leases.pressure.admission_unblocked()
         for joiner in joiners:
             hold = joiner.hold
             if joiner.event is None:

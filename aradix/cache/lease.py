@@ -217,11 +217,11 @@ class Lease:
     def waits_for_slots(self) -> bool:
         """Whether it stands in a queue for slots now, in whatever task: to be entered, to grow, or for a copy.
 
-        Not while it waits there for what another lease computes.
+        Not while it waits there for a gate, or for what another lease computes.
         """
         hold, tiers = self._hold, self._cache._leases.tiers
         if hold.waiting:
-            return not self._cache._leases.joins.is_waiting(hold)
+            return self._cache._pressure.is_short(hold)
         return tiers is not None and not hold.entered and tiers.loads.is_queued_for(hold)
 
     @property

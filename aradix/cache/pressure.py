@@ -98,8 +98,8 @@ class Pressure:
         self.is_timed = False
         """Whether anything was ever kept, or ranked higher, for a time."""
         self.on_change: Callable[[], None] = lambda: None
-        self.on_wait: list[Callable[[], None]] = []
-        """Called when somebody begins to wait."""
+        self.on_shortage: list[Callable[[], None]] = []
+        """Called after something changed, while somebody waits: who is to have what there is may be another one now."""
         self._core = core
         self._pool = pool
         self._cache = cache
@@ -199,8 +199,6 @@ class Pressure:
         waiter.hold.waiting = True
         self.num_waits += 1
         self.changed()
-        for tell in self.on_wait:
-            tell()
 
     def unqueue_load(self, waiter: SlotWaiter) -> None:
         """Take a load out of the queue, if it is there, and give up its pin."""
@@ -241,8 +239,6 @@ class Pressure:
                 *_said(waiter.hold),
             )
         self.changed()
-        for tell in self.on_wait:
-            tell()
         try:
             await waiter.event.wait()
         except BaseException:
@@ -275,6 +271,12 @@ class Pressure:
         if error is not None:
             waiter.settle(error)
 
+    def is_short(self, hold: Hold) -> bool:
+        """Whether a lease waits for slots, and not for a gate or for what another one computes."""
+        if not hold.waiting or self._cache.joins.is_waiting(hold):
+            return False
+        return any(waiter.hold is hold and not waiter.blocked for waiter in (*self.growth, *self.admission))
+
     def drop(self, hold: Hold, error: BaseException) -> None:
         """End the wait of a lease with an error, if it waits."""
         for waiter in [*self.growth, *self.admission]:
@@ -305,7 +307,7 @@ class Pressure:
                 self._cache.drop_pins(waiter.hold)
 
     def admission_unblocked(self) -> None:
-        """A gate opened: admissions that met one may look again."""
+        """A gate opened, or a flight moved on: admissions that met one, or wait for it, may look again."""
         for waiter in self.admission:
             waiter.blocked = False
 
@@ -329,6 +331,9 @@ class Pressure:
                     self.on_change()
         finally:
             self._busy = False
+        if len(self):
+            for tell in self.on_shortage:
+                tell()
 
     def note_change(self) -> None:
         """Something came back in the middle of a step of the cache; the step looks at its end."""
@@ -375,8 +380,9 @@ class Pressure:
             waiter.blocked = True
             return False
         if waiter.blocked or not hold.node_id or waiter.version != self._core.version:
-            waiter.version = self._core.version
             waiter.blocked = not self._cache.rematch(hold)
+            # A match that a gate stopped says nothing of what is there now, whatever it may still have pinned.
+            waiter.version = -1 if waiter.blocked else self._core.version
             if waiter.blocked:
                 return False
         if hold.joins and joins.board(hold):

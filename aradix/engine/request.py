@@ -202,7 +202,7 @@ class Request:
     def let_go(self) -> None:
         """Give the slots back, those that a running step uses behind that step; whoever waits with the lease wakes."""
         lease, self.lease = self.lease, None
-        self.is_entered = False
+        self.is_entered = self.is_growing = False
         if lease is not None:
             lease.release()
         self.moved.send()

@@ -169,8 +169,8 @@ class Scheduler:
 
     async def _run(self) -> None:
         """Never ends by itself; what stops it ends every request. Waits."""
-        # Whoever begins to wait for slots may be more urgent than those who have some.
-        self._cache._pressure.on_wait.append(self._wake.send)
+        # Whoever waits for slots, or no longer does, may be more urgent than those who have some.
+        self._cache._pressure.on_shortage.append(self._wake.send)
         try:
             while True:
                 # Whoever was told of the last step takes his slots for the next one before that is put together.
@@ -192,7 +192,7 @@ class Scheduler:
                     request.fail(caused(EngineClosedError(f"the engine failed: {error!r}"), error))
             raise
         finally:
-            self._cache._pressure.on_wait.remove(self._wake.send)
+            self._cache._pressure.on_shortage.remove(self._wake.send)
 
     async def _serve(self, request: Request, lease: Lease) -> None:
         """Holds a seated request's lease: admission, growth, and the way out. Waits."""
@@ -234,7 +234,8 @@ class Scheduler:
                         raise
                     self._retract(victim)
         finally:
-            request.is_growing = False
+            if request.lease is lease:  # else it is said of another one by now
+                request.is_growing = False
 
     # ---- giving way
 

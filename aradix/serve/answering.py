@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from aradix.serve.api_errors import ApiError
 from aradix.serve.beside import beside
-from aradix.serve.choices import Choices, Piece
+from aradix.serve.choices import Choices, Piece, check_number
 from aradix.serve.dialects import Dialect
 from aradix.serve.protocol import AskedRequest, Response, parsed
 from aradix.serve.reply import ClientGone, Reply
@@ -72,6 +72,7 @@ class Answering(Generic[_Asked]):
         service, metrics = self._service, self._service.metrics
         asked = parsed(body, self._dialect.kind)
         service.model.check_name(asked.model)
+        check_number(service.engine, asked)
         service.check_load()  # who is sent away anyway shall not keep others waiting for the tokenizer
         prompts = await anyio.to_thread.run_sync(
             self._dialect.prompts, asked, service.model, limiter=service.tokenizing

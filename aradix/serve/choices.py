@@ -15,7 +15,7 @@ from aradix.errors import AradixError, UsageError
 from aradix.serve.api_errors import ApiError, api_error
 from aradix.serve.protocol import AskedRequest, FinishReason, PromptDetails, Usage
 
-__all__ = ["Choices", "Piece"]
+__all__ = ["Choices", "Piece", "check_number"]
 
 _log = logging.getLogger("aradix.serve")
 
@@ -83,14 +83,13 @@ class Choices:
         request_id: for the engine's log.
 
     Raises:
-        ApiError: the engine does not take them, or never so many; none is under way then.
+        ApiError: the engine does not take them; none is under way then.
     """
 
     def __init__(
         self, engine: AsyncEngine, asked: AskedRequest, prompts: Sequence[tuple[list[int], int]], request_id: str
     ) -> None:
         self._num_samples = asked.n or 1
-        _check_number(engine, len(prompts), self._num_samples)
         self._pulse = Pulse()
         self._choices: list[_Choice] = []
         sampling = _sampling(asked)
@@ -155,8 +154,13 @@ class Choices:
         self._pulse.send()
 
 
-def _check_number(engine: AsyncEngine, num_prompts: int, num_samples: int) -> None:
-    """Whether so many answers can ever be under way together; who is told to come back must have a chance then."""
+def check_number(engine: AsyncEngine, asked: AskedRequest) -> None:
+    """Whether so many answers can ever be under way together; who is told to come back must have a chance then.
+
+    Raises:
+        ApiError: 400, they are too many.
+    """
+    num_prompts, num_samples = asked.num_prompts, asked.n or 1
     num_answers, limit = num_prompts * num_samples, engine.max_requests
     if limit is not None and num_answers > limit:
         raise ApiError(

@@ -80,6 +80,11 @@ class AskedRequest(Struct, kw_only=True):
     structured_outputs: Any = None
 
     @property
+    def num_prompts(self) -> int:
+        """Each has `n` answers."""
+        return 1
+
+    @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -97,6 +102,11 @@ class CompletionRequest(AskedRequest, kw_only=True):
     echo: Any = None
     suffix: Any = None
     best_of: Any = None
+
+    @property
+    def num_prompts(self) -> int:
+        """Each has `n` answers."""
+        return len(self.prompts)
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:

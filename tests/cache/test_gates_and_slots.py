@@ -26,6 +26,42 @@ async def open_lease(cache: RadixCache, opened_with: RadixKey) -> Lease:
 # ---- those who wait for slots ----
 
 
+@pytest.mark.parametrize("joins", [False, True])
+@pytest.mark.parametrize("opens_another", [False, True])
+async def test_who_met_a_gate_in_the_queue_is_matched_again_before_it_enters(opens_another: bool, joins: bool) -> None:
+    """What it still has pinned is above the gate, and says nothing of what is below it."""
+    async with opened(60) as cache, anyio.create_task_group() as tasks:
+        await filled(cache, key(200), key(0, 1, 60))
+        hogs = [await entered(cache, key(range(100, 130)), 30), await entered(cache, key(range(400, 420)), 20)]
+        before = await begin(tasks, lambda: entered(cache, key(range(150, 162)), reserve=12))
+        act = await begin(tasks, lambda: entered(cache, key(range(12)), reserve=12, join=joins))
+        assert before.waits
+        assert act.waits
+        first = await entered(cache, key(range(6), 70, 71), 4)
+        first.commit(key(range(6)))
+        ends, order = [anyio.Event(), anyio.Event()], list[str]()
+        await begin(tasks, hold_exclusive, cache, key(range(3)), ends[0], order, "in the way")
+        await begin(tasks, hold_exclusive, cache, key(200), ends[1], order, "another")
+        assert order == ["another"]  # the other one waits for the lease below it
+        hogs[1].truncate(10)
+        await settled()
+        assert before.returned  # so that the next one was asked, and met the gate
+        if opens_another:
+            ends[1].set()
+            await settled()
+        hogs[0].release()
+        await settled()
+        assert act.waits
+        cache.check()
+        first.release()
+        for end in ends:
+            end.set()
+        await settled()
+        assert act.value.num_matched == 6
+        for lease in (act.value, before.value, hogs[1]):
+            lease.release()
+
+
 async def test_a_pending_gate_lets_walkers_pass_while_a_lease_below_waits_for_slots() -> None:
     async with opened(16) as cache, anyio.create_task_group() as tasks:
         await filled(cache, key(range(4)))

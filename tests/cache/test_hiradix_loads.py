@@ -65,6 +65,28 @@ async def test_cancelling_a_sharer_harms_no_other(who: int) -> None:
             act.value.release()
 
 
+async def test_whoever_preempts_hears_of_all_who_wait_for_a_load_that_waits_for_slots() -> None:
+    wanted = key(range(1, 9))
+    async with opened_tiers(16, at_once=False) as scene, anyio.create_task_group() as tasks:
+        cache = scene.cache
+        await on_the_host(scene, wanted)
+        hog = await entered(cache, key(range(100, 116)), 16)
+        sharers = [cache.lease(wanted) for _ in range(2)]
+        heard: list[list[bool]] = []
+        cache._pressure.on_shortage.append(lambda: heard.append([sharer.waits_for_slots for sharer in sharers]))
+        await begin(tasks, sharers[0].__aenter__)
+        assert heard[-1] == [True, False]
+        await begin(tasks, sharers[1].__aenter__)
+        assert heard[-1] == [True, True]
+        hog.release()
+        await settled()
+        scene.copier.next("load").finish()
+        await settled()
+        for sharer in sharers:
+            assert sharer.num_matched == 8
+            sharer.release()
+
+
 async def test_a_load_goes_on_though_all_who_wanted_it_were_cancelled() -> None:
     wanted = key(range(1, 9))
     async with opened_tiers(at_once=False) as scene, anyio.create_task_group() as tasks:

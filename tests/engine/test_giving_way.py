@@ -157,6 +157,59 @@ async def test_the_most_urgent_has_the_seat_of_who_computes_for_an_urgent_one_wh
         assert engine.stats().retractions == cache.stats().join_takeovers == 1
 
 
+# ---- beside leases that are not the engine's
+
+
+@on_both_loops
+async def test_an_urgent_one_who_no_longer_waits_for_anothers_commits_gets_the_slots_of_the_less_urgent() -> None:
+    async with working(HashRunner(), num_slots=64) as (cache, engine):
+        async with cache.lease(RadixKey(range(500, 522))) as outside:
+            await outside.allocate(22)
+            async with cache.lease(RadixKey(PROMPT), join=True) as lead:
+                await lead.allocate(20)
+                urgent = engine.generate([*PROMPT, 7], new(2), priority=1)
+                low = engine.generate(OTHER, new(40))
+                await anyio.sleep(60)  # virtual: it has all that is left, and wants more
+                assert (lead.urgency, len(urgent.token_ids), engine.stats().retractions) == (1, 0, 0)
+                lead.commit(RadixKey(PROMPT))  # what is in these slots was never written, nor is it looked at
+                assert len(await read(urgent)) == 2
+                assert engine.stats().retractions == 1
+        assert await read(low) == expected(OTHER, 40)
+
+
+@on_both_loops
+async def test_who_waits_for_anothers_commits_keeps_nobody_from_a_seat() -> None:
+    async with working(HashRunner(), num_slots=64) as (cache, engine):
+        async with cache.lease(RadixKey(range(500, 550))) as outside:
+            await outside.allocate(50)
+            urgent = engine.generate([*PROMPT, *PROMPT, 7], new(2), priority=1)
+            await anyio.sleep(1)  # virtual
+            low = engine.generate(OTHER[:3], new(2))
+            await anyio.sleep(1)
+            assert engine.num_waiting == 1
+            async with cache.lease(RadixKey([*PROMPT, *PROMPT]), join=True):
+                outside.truncate(49)  # so that it is matched again
+                assert await read(low) == expected(OTHER[:3], 2)
+                assert cache.stats().num_joiners == 1
+        assert await read(urgent) == expected([*PROMPT, *PROMPT, 7], 2)
+
+
+@on_both_loops
+async def test_who_waits_at_a_gate_keeps_nobody_from_a_seat() -> None:
+    async with working(HashRunner(), num_slots=64) as (cache, engine):
+        assert len(await read(engine.generate(OTHER, new(1)))) == 1
+        async with cache.lease(RadixKey(range(500, 540))) as outside:
+            await outside.allocate(40)
+            urgent = engine.generate([*OTHER, *PROMPT], new(2), priority=1)
+            await anyio.sleep(1)  # virtual
+            async with cache.exclusive(RadixKey(OTHER[:5])):
+                outside.release()
+                await anyio.sleep(1)
+                assert await read(engine.generate(PROMPT[:3], new(2))) == expected(PROMPT[:3], 2)
+                assert not urgent.token_ids
+        assert await read(urgent) == expected([*OTHER, *PROMPT], 2)
+
+
 # ---- giving way
 
 

@@ -211,6 +211,17 @@ async def test_more_answers_than_there_can_ever_be_room_for_are_refused_for_good
                 assert "retry-after" not in answer.headers
         both = await ask(server.app, COMPLETE, {**ASK, "prompt": ["abcdefgh"] * most, "n": 2})
         assert both.status == (200 if max_waiting is None else 400)
+        # Nor is it told to come back where all is taken.
+        server.runner.hold()
+        async with anyio.create_task_group() as tasks:
+            for _ in range(most):
+                tasks.start_soon(ask, server.app, COMPLETE, ASK)
+            while server.engine.num_running + server.engine.num_waiting < most:
+                await anyio.lowlevel.checkpoint()
+            if max_waiting is not None:
+                assert (await ask(server.app, COMPLETE, ASK)).status == 429
+                assert (await ask(server.app, COMPLETE, {**ASK, "n": most + 1})).status == 400
+            server.runner.go_on()
         assert server.engine.stats().aborted == 0
 
 
