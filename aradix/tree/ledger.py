@@ -76,7 +76,7 @@ class Ledger:
     def _note_capacity(self, num_wanted: int) -> None:
         """So many tokens have to go from the device: what is there now is what fits."""
         if self._reuse is not None and num_wanted > 0:
-            self._reuse.capacity = self.evictable_tokens + self.protected_tokens
+            self._reuse.note_capacity(self.evictable_tokens + self.protected_tokens)
 
     # ---- making and unmaking nodes ----
 

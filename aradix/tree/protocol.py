@@ -262,7 +262,7 @@ class TreeCore(Protocol):
     def num_namespaces(self) -> int: ...
     @property
     def stay(self) -> int:
-        """Under `Tenure`: ticks that each half doubling of its uses keeps a leaf longer; 0 for recency."""
+        """Under `Tenure`: ticks that each doubling of its uses keeps a leaf longer; 0 for recency."""
 
     @property
     def version(self) -> int:

@@ -6,7 +6,8 @@ the compiled core, which does the same in `reuse.cpp`, comes to the same answers
 Time goes in epochs of 2^n ticks, n such that a cache that goes by recency turns over in some ten to thirty of them. A
 table counts tokens by epoch of last use and class of uses, held or evicted. Among tokens of one class the later used
 ones rank higher, so a rank is a level in the table, and for each candidate stay the levels that a cache of this
-capacity would hold follow from it: what is used next is a hit for every candidate that would hold it.
+capacity would hold follow from it: what is used next is a hit for every candidate that would hold it. That is kept
+exact from tick to tick: where all comes back after much the same time, a little too much held makes all the difference.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ NUM_CLASSES = 16
 NUM_EPOCHS = 512
 MIN_SHIFT = 2
 NUM_RUNGS = 11
-"""Candidate stays: none, then 1, 2, 4, ... epochs a half doubling of uses."""
+"""Candidate stays: none, then 1, 2, 4, ... epochs a doubling of uses."""
 
 OLD_EPOCHS, YOUNG_EPOCHS = 32, 10
 DECAY = 9
@@ -38,8 +39,11 @@ SURE = 6
 """A smaller lead must be so many variances of it, squared, if stretches are independent of each other."""
 
 _WHOLE = 256
+_MOST = 1 << 24
 CHUNK_PAGES, CHUNK_TOKENS = 8, 512
 """What is remembered together is at most so many pages, or tokens if that is more."""
+SLOWNESS = 32
+"""The capacity falls by no more than one part in so many in an epoch."""
 MEMORY = 6
 """Evicted tokens that are remembered, in capacities."""
 _PRINT = (1 << 64) - 1
@@ -116,19 +120,20 @@ class ReuseRecord:
         self._table = [[0] * NUM_EPOCHS for _ in range(NUM_CLASSES)]
         self._cuts = [0] * NUM_RUNGS
         self._held = [0] * NUM_RUNGS
-        self._partial = [0] * NUM_RUNGS
+        self._below = [0] * NUM_RUNGS  # tokens of the level below the cut, of which a part fits
         self._found = [0] * NUM_RUNGS  # tokens that each would have found, in parts, the late ones counting more
         self._leads = [0] * NUM_RUNGS  # over recency, at the last look
         self._gains = [0] * NUM_RUNGS  # on recency, in the stretch that is under way
         self._squares = [0] * NUM_RUNGS  # sum of the gains' squares, which decays as what was found does
         self._ghosts: OrderedDict[int, Ghost] = OrderedDict()
         self._ghost_tokens = 0
+        self._lowered = 0  # the epoch in which the capacity last fell
 
     # ---- what a policy does ----
 
     @property
     def stay(self) -> int:
-        """Ticks that each half doubling of its uses earns a leaf."""
+        """Ticks that each doubling of its uses earns a leaf."""
         return _stay(self.rung) << self.shift
 
     def rank(self, node: NodeStats, /) -> int:
@@ -139,6 +144,14 @@ class ReuseRecord:
         return use_class(node.uses), node.last_access
 
     # ---- what happens to nodes ----
+
+    def note_capacity(self, num_tokens: int) -> None:
+        """So many tokens are held as some have to go. What leases have taken for a moment is not gone for good."""
+        if num_tokens >= self.capacity:
+            self.capacity = num_tokens
+        elif num_tokens and self._lowered != self._epoch:
+            self._lowered = self._epoch
+            self.capacity = max(num_tokens, self.capacity - (self.capacity + SLOWNESS - 1) // SLOWNESS)
 
     def hit(self, node: TreeNode, num_hits: int, tick: int) -> None:
         """A node's hit count is about to rise."""
@@ -227,6 +240,10 @@ class ReuseRecord:
     def advance(self, tick: int) -> bool:
         """Time has come to a tick; whether leaves rank otherwise now, and must be filed again."""
         if tick >> self.shift == self._epoch:
+            if self.capacity:
+                for rung in range(NUM_RUNGS):
+                    if self._held[rung] > self.capacity:
+                        self._settle(rung)
             return False
         before = self.stay
         self._epoch = tick >> self.shift
@@ -234,7 +251,7 @@ class ReuseRecord:
         self._note_gains()
         self._found = [found - (found >> DECAY) for found in self._found]
         if self.capacity:
-            self._settle()
+            self._settle_all()
             age = self._epoch - self._cuts[0] // 2
             if age > OLD_EPOCHS:
                 self._widen()
@@ -283,19 +300,24 @@ class ReuseRecord:
                     if self._level(of_uses, epoch, rung) >= self._cuts[rung]:
                         self._held[rung] -= num_tokens
 
-    def _settle(self) -> None:
-        """Raise each candidate's cut until no more is held above it than fits."""
-        lowest, highest = 2 * (self._epoch - NUM_EPOCHS + 1), 2 * self._epoch
+    def _settle_all(self) -> None:
         for rung in range(NUM_RUNGS):
-            cut = max(self._cuts[rung], lowest)
-            top = highest + _stay(rung) * use_credit(NUM_CLASSES - 1)
-            while self._held[rung] > self.capacity and cut <= top:
-                self._held[rung] -= self._tokens_at(cut, rung)
-                cut += 1
-            self._cuts[rung] = cut
-            below = self._tokens_at(cut - 1, rung)
-            free = self.capacity - self._held[rung]
-            self._partial[rung] = min(_WHOLE, max(0, free) * _WHOLE // below) if below > 0 else 0
+            self._settle(rung)
+
+    def _settle(self, rung: int) -> None:
+        """Raise a candidate's cut until no more is held above it than fits."""
+        top = 2 * self._epoch + _stay(rung) * use_credit(NUM_CLASSES - 1)
+        cut = max(self._cuts[rung], 2 * (self._epoch - NUM_EPOCHS + 1))
+        while self._held[rung] > self.capacity and cut <= top:
+            self._held[rung] -= self._tokens_at(cut, rung)
+            cut += 1
+        self._cuts[rung] = cut
+        self._below[rung] = self._tokens_at(cut - 1, rung)
+
+    def _part(self, rung: int) -> int:
+        """How much of the level below its cut a candidate holds, of `_WHOLE`."""
+        free, below = self.capacity - self._held[rung], self._below[rung]
+        return min(_WHOLE, max(0, free) * _WHOLE // below) if below > 0 else 0
 
     def _recount(self) -> None:
         for rung in range(NUM_RUNGS):
@@ -323,7 +345,7 @@ class ReuseRecord:
         self.rung -= self.rung > 1
         self._recount()
         if self.capacity:
-            self._settle()
+            self._settle_all()
 
     def _narrow(self, tick: int) -> None:
         """Make epochs half as long; which half a token was used in is not known, so each has half of them."""
@@ -343,7 +365,7 @@ class ReuseRecord:
         self._cuts = [2 * cut for cut in self._cuts]
         self.rung += 0 < self.rung < NUM_RUNGS - 1
         self._recount()
-        self._settle()
+        self._settle_all()
 
     # ---- candidates ----
 
@@ -357,7 +379,7 @@ class ReuseRecord:
             if level >= self._cuts[rung]:
                 part = _WHOLE
             elif level == self._cuts[rung] - 1:
-                part = self._partial[rung]
+                part = self._part(rung)
             else:
                 continue
             self._found[rung] += num_tokens * part
@@ -373,8 +395,8 @@ class ReuseRecord:
                 self._gains[rung] = 0
 
     def _in_capacities(self, score: int) -> int:
-        """A score in parts of the capacity, so that its square stays small."""
-        return score * _WHOLE // self.capacity
+        """A score in parts of the capacity, bounded, so that its square stays small."""
+        return max(-_MOST, min(_MOST, score * _WHOLE // self.capacity))
 
     def _is_sure(self, rung: int) -> bool:
         """Whether a candidate's lead over recency is clear, or at least more than the noise in it."""

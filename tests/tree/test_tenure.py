@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -50,6 +51,22 @@ def even(seed: int, num_requests: int) -> Iterator[Prompt]:
     for _ in range(num_requests):
         document = rng.randrange(40)
         yield pages(*range(100 * document, 100 * document + 10))
+
+
+def soon_or_never(seed: int, num_requests: int) -> Iterator[Prompt]:
+    """Documents that are asked about twice, always as far apart, between prompts that only begin alike."""
+    rng = random.Random(seed)
+    numbers = itertools.count(1000)
+    documents: list[list[int]] = []
+    for request in range(num_requests):
+        fresh = [next(numbers) for _ in range(31)]
+        if request % 2:
+            yield pages(*range(30 * (head := rng.randrange(15)), 30 * head + 3), *fresh[:30])
+        elif request % 4 == 0 or len(documents) <= 6:
+            documents.append(fresh[:20])
+            yield pages(*fresh[:21])
+        else:
+            yield pages(*documents[-6], fresh[0])
 
 
 class Engine:
@@ -160,6 +177,38 @@ def test_who_goes_by_luck_finds_no_less_than_recency(core_factory: CoreFactory) 
                 engine.serve(prompt)
             hits[policy] += engine.hit_tokens
     assert hits["tenure"] >= 0.99 * hits["lru"] > 0
+
+
+def test_what_would_be_held_is_known_to_the_tick(core_factory: CoreFactory) -> None:
+    """Here a candidate that holds a little less than it is thought to hold finds next to nothing."""
+    hits = {}
+    for policy in ("tenure", "lru"):
+        engine = Engine(core_factory(policy=policy, page_size=PAGE), 2380)
+        for prompt in soon_or_never(1, 2500):
+            engine.serve(prompt)
+        hits[policy] = engine.hit_tokens
+    assert hits["tenure"] >= 0.98 * hits["lru"] > 0
+
+
+def test_what_leases_take_for_a_moment_is_not_forgotten() -> None:
+    record = ReuseRecord(PAGE, 4 * PAGE)
+    record._epoch = 10
+    record.note_capacity(3200)
+    record.note_capacity(40)
+    assert record.capacity == 3100
+    record.note_capacity(0)
+    record.note_capacity(40)
+    assert record.capacity == 3100  # in one epoch it falls once
+    record._epoch += 1
+    record.note_capacity(3050)
+    assert record.capacity == 3050
+    record.note_capacity(3100)
+    assert record.capacity == 3100
+    for _ in range(300):
+        record._epoch += 1
+        record.note_capacity(1)
+    assert record.capacity == 1
+    assert record._in_capacities(1 << 60) == -record._in_capacities(-(1 << 60)) < 1 << 25
 
 
 @pytest.mark.parametrize(

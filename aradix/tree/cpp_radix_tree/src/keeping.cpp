@@ -76,7 +76,7 @@ void Tree::decay(int64_t now) {
 template <class Give> void Tree::shrink(int64_t count, bool only_excess, Give give) {
     auto page_size = static_cast<int64_t>(page_size_);
     if (reuse_ && count > 0)
-        reuse_->capacity = evictable_tokens + protected_tokens;
+        reuse_->note_capacity(evictable_tokens + protected_tokens);
     while (count > 0) {
         Handle handle = ranking_.least();
         if (handle == kNone)

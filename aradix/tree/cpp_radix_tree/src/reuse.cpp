@@ -10,6 +10,8 @@ constexpr int64_t kOldEpochs = 32, kYoungEpochs = 10;
 constexpr int kDecay = 9;
 constexpr int64_t kClear = 96, kSampleEpochs = 4, kSure = 6;
 constexpr int64_t kWhole = 256;
+constexpr int64_t kMost = int64_t{1} << 24;  // a score in parts of the capacity, so that its square stays small
+constexpr int64_t kSlowness = 32;            // the capacity falls by one part in so many in an epoch
 constexpr int64_t kMemory = 6;      // evicted tokens that are remembered, in capacities
 // What is remembered together is at most so many pages, or tokens if that is more.
 constexpr int64_t kChunkPages = 8, kChunkTokens = 512;
@@ -62,7 +64,7 @@ __attribute__((target("avx2"))) uint64_t sum_by_avx2(const uint8_t *tokens, cons
     return sum_of(tokens, keys, count);
 }
 
-const Sum kFastestSum = __builtin_cpu_supports("avx2") ? sum_by_avx2 : sum_portably;
+const Sum kFastestSum = (__builtin_cpu_init(), __builtin_cpu_supports("avx2")) ? sum_by_avx2 : sum_portably;
 
 #else
 
@@ -177,7 +179,7 @@ void ReuseRecord::leave(Node &node, int64_t count, uint64_t above) {
         remember(key, pages * page_size, node);
         left -= pages;
     }
-    while (ghost_tokens_ > kMemory * capacity)
+    while (ghost_tokens_ > kMemory * capacity_)
         forget(oldest_);
 }
 
@@ -194,8 +196,11 @@ void ReuseRecord::split(Node &head, const Node &tail, uint64_t above) const {
 }
 
 bool ReuseRecord::advance(int64_t tick) {
-    if (epoch_of(tick) == epoch_)
+    if (epoch_of(tick) == epoch_) {
+        if (capacity_ != 0 && newly_held_by_all_ > slack_)
+            make_room();
         return false;
+    }
     int64_t before = stay();
     tell_all();
     epoch_ = epoch_of(tick);
@@ -203,8 +208,8 @@ bool ReuseRecord::advance(int64_t tick) {
     note_gains();
     for (int64_t &found : found_)
         found -= found >> kDecay;
-    if (capacity != 0) {
-        settle();
+    if (capacity_ != 0) {
+        settle_all();
         int64_t age = epoch_ - floor_div(cuts_[0], 2);
         if (age > kOldEpochs)
             widen();
@@ -217,7 +222,19 @@ bool ReuseRecord::advance(int64_t tick) {
     for (int rung = 1; rung < kRungs; ++rung)
         leads_[rung] = found_[rung] - found_[0];
     find_bounds();
+    find_slack();
     return stay() != before;
+}
+
+void ReuseRecord::note_capacity(int64_t num_tokens) {
+    int64_t before = capacity_;
+    if (num_tokens >= capacity_) {
+        capacity_ = num_tokens;
+    } else if (num_tokens != 0 && lowered_ != epoch_) {
+        lowered_ = epoch_;
+        capacity_ = std::max(num_tokens, capacity_ - (capacity_ + kSlowness - 1) / kSlowness);
+    }
+    slack_ += capacity_ - before;
 }
 
 // ---- what was evicted ----
@@ -258,6 +275,7 @@ void ReuseRecord::add(int64_t num_tokens, int of_uses, int64_t last_use) {
     } else if (level >= held_by_none_[of_uses]) {
         for (int rung = 0; rung < kRungs; ++rung)
             held_[rung] += level + kCredits[of_uses][rung] >= cuts_[rung] ? num_tokens : 0;
+        slack_ -= std::max<int64_t>(0, num_tokens);
     }
 }
 
@@ -289,21 +307,28 @@ void ReuseRecord::clear_oldest() {
     }
 }
 
-void ReuseRecord::settle() {
-    int64_t lowest = 2 * (epoch_ - kEpochs + 1);
-    for (int rung = 0; rung < kRungs; ++rung) {
-        int64_t cut = std::max(cuts_[rung], lowest);
-        int64_t top = 2 * epoch_ + kCredits[kClasses - 1][rung];
-        int64_t below = held_[rung] > capacity && cut <= top ? 0 : tokens_at(cut - 1, rung);
-        while (held_[rung] > capacity && cut <= top) {
-            below = tokens_at(cut, rung);
-            held_[rung] -= below;
-            ++cut;
-        }
-        cuts_[rung] = cut;
-        int64_t free = std::max<int64_t>(0, capacity - held_[rung]);
-        partial_[rung] = below > 0 ? std::min(kWhole, free * kWhole / below) : 0;
+void ReuseRecord::settle_all() {
+    for (int rung = 0; rung < kRungs; ++rung)
+        settle(rung);
+}
+
+void ReuseRecord::settle(int rung) {
+    int64_t cut = std::max(cuts_[rung], 2 * (epoch_ - kEpochs + 1));
+    int64_t top = 2 * epoch_ + kCredits[kClasses - 1][rung];
+    int64_t below = held_[rung] > capacity_ && cut <= top ? 0 : tokens_at(cut - 1, rung);
+    while (held_[rung] > capacity_ && cut <= top) {
+        below = tokens_at(cut, rung);
+        held_[rung] -= below;
+        ++cut;
     }
+    cuts_[rung] = cut;
+    below_[rung] = below;
+}
+
+// How much of the level below its cut a candidate holds, of `kWhole`.
+int64_t ReuseRecord::part(int rung) const {
+    int64_t free = std::max<int64_t>(0, capacity_ - held_[rung] - newly_held_by_all_);
+    return below_[rung] > 0 ? std::min(kWhole, free * kWhole / below_[rung]) : 0;
 }
 
 void ReuseRecord::recount() {
@@ -331,8 +356,8 @@ void ReuseRecord::widen() {
         cut >>= 1;
     rung_ -= rung_ > 1;
     recount();
-    if (capacity != 0)
-        settle();
+    if (capacity_ != 0)
+        settle_all();
 }
 
 void ReuseRecord::narrow(int64_t tick) {
@@ -356,7 +381,7 @@ void ReuseRecord::narrow(int64_t tick) {
         cut *= 2;
     rung_ += 0 < rung_ && rung_ < kRungs - 1;
     recount();
-    settle();
+    settle_all();
 }
 
 // ---- candidates ----
@@ -372,7 +397,7 @@ void ReuseRecord::score(int64_t num_tokens, int of_uses, int64_t last_use) {
         return;
     for (int rung = 0; rung < kRungs; ++rung) {
         int64_t above = level + kCredits[of_uses][rung] - cuts_[rung];
-        found_[rung] += num_tokens * (above >= 0 ? kWhole : above == -1 ? partial_[rung] : 0);
+        found_[rung] += num_tokens * (above >= 0 ? kWhole : above == -1 ? part(rung) : 0);
     }
 }
 
@@ -382,6 +407,22 @@ void ReuseRecord::tell_all() {
     for (int64_t &held : held_)
         held += newly_held_by_all_;
     found_by_all_ = newly_held_by_all_ = 0;
+}
+
+void ReuseRecord::make_room() {
+    tell_all();
+    for (int rung = 0; rung < kRungs; ++rung) {
+        if (held_[rung] <= capacity_)
+            continue;
+        settle(rung);
+        for (int of_uses = 0; of_uses < kClasses; ++of_uses)
+            held_by_all_[of_uses] = std::max(held_by_all_[of_uses], cuts_[rung] - kCredits[of_uses][rung]);
+    }
+    find_slack();
+}
+
+void ReuseRecord::find_slack() {
+    slack_ = capacity_ - *std::max_element(held_.begin(), held_.end());
 }
 
 void ReuseRecord::find_bounds() {
@@ -400,7 +441,7 @@ void ReuseRecord::find_bounds() {
 void ReuseRecord::note_gains() {
     for (int rung = 1; rung < kRungs; ++rung)
         gains_[rung] += found_[rung] - found_[0] - leads_[rung];
-    if (capacity == 0 || epoch_ % kSampleEpochs != 0)
+    if (capacity_ == 0 || epoch_ % kSampleEpochs != 0)
         return;
     for (int rung = 1; rung < kRungs; ++rung) {
         int64_t gain = in_capacities(std::exchange(gains_[rung], 0));
@@ -409,7 +450,9 @@ void ReuseRecord::note_gains() {
     }
 }
 
-int64_t ReuseRecord::in_capacities(int64_t score) const { return floor_div(score * kWhole, capacity); }
+int64_t ReuseRecord::in_capacities(int64_t score) const {
+    return std::clamp(floor_div(score * kWhole, capacity_), -kMost, kMost);
+}
 
 bool ReuseRecord::is_sure(int rung) const {
     int64_t lead = found_[rung] - found_[0], in_parts = in_capacities(lead);

@@ -30,13 +30,13 @@ public:
 
     ReuseRecord(size_t page_size, size_t item_bytes);
 
-    // Tokens that the cache holds when it has to evict; 0 before it ever had to.
-    int64_t capacity = 0;
     int64_t stay() const { return stay_of(rung_) << shift_; }
     static int64_t rank(const Node &node, int64_t stay) {
         return 2 * node.last_access + stay * use_credit(node.of_uses);
     }
 
+    // So many tokens are held as some have to go. What leases have taken for a moment is not gone for good.
+    void note_capacity(int64_t num_tokens);
     // `of_uses` of a new node, and of one whose count changed in any other way than by a hit.
     static void classify(Node &node) { node.of_uses = static_cast<uint8_t>(use_class(node.uses())); }
     // The hit count of a node is about to rise.
@@ -76,13 +76,17 @@ private:
     Ghost forget(Handle ghost);
     int64_t tokens_at(int64_t level, int rung) const;
     void clear_oldest();
-    void settle();
+    void settle_all();
+    void settle(int rung);
+    int64_t part(int rung) const;
     void recount();
     void widen();
     void narrow(int64_t tick);
     void score(int64_t num_tokens, int of_uses, int64_t last_use);
     void tell_all();
     void find_bounds();
+    void find_slack();
+    void make_room();
     void note_gains();
     int64_t in_capacities(int64_t score) const;
     bool is_sure(int rung) const;
@@ -94,11 +98,14 @@ private:
     int64_t epoch_ = 0;
     int64_t horizon_ = 0;  // ticks before it are no longer in the table, whatever its epochs are now
     Table table_{};
-    std::array<int64_t, kRungs> cuts_{}, held_{}, partial_{}, found_{};
-    // For each class, twice the epoch from which on every candidate holds it, and the one below which none does, not even
-    // in part. Most of what is used is held by all: that is added up here, and told to them when an epoch is over.
+    int64_t capacity_ = 0;  // tokens that the cache holds when it has to evict; 0 before it ever had to
+    int64_t lowered_ = 0;   // the epoch in which that last fell
+    std::array<int64_t, kRungs> cuts_{}, held_{}, below_{}, found_{};
+    // For each class, twice the epoch from which on every candidate holds it, and one below which none does, not even in
+    // part. Most of what is used is held by all: that is added up here, and told to them when an epoch is over, or when
+    // it is more than what some of them have room for.
     std::array<int64_t, kClasses> held_by_all_{}, held_by_none_{};
-    int64_t found_by_all_ = 0, newly_held_by_all_ = 0;
+    int64_t found_by_all_ = 0, newly_held_by_all_ = 0, slack_ = 0;
     std::array<int64_t, kRungs> leads_{}, gains_{}, squares_{};
     std::vector<Run> runs_;
     Arena<Ghost> ghosts_;
