@@ -31,7 +31,7 @@ NUM_RUNGS = 11
 
 OLD_EPOCHS, YOUNG_EPOCHS = 32, 10
 DECAY = 9
-CLEAR = 96
+CLEAR = 32
 """A candidate that found more than recency by one part in so many is clearly better."""
 SAMPLE_EPOCHS = 4
 """What a candidate gains on recency is looked at in stretches of so many epochs."""

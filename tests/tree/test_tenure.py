@@ -215,7 +215,7 @@ def test_what_leases_take_for_a_moment_is_not_forgotten() -> None:
     ("lead", "noise", "rung"),
     [
         (0, 0, 0),
-        (20, 1000, 1),  # a clear part of what recency found, whatever the noise
+        (40, 1000, 1),  # a clear part of what recency found, whatever the noise
         (10, 1000, 0),
         (10, 3, 1),
         (10, 5, 0),
