@@ -153,8 +153,8 @@ class Tenure:
     that are used a cache of its capacity would have held (ranks change only where something is used, so what each
     would hold is all above a level, and one table of token counts has the levels of all). It goes towards the one that
     would have found the most, a rung at a time, and leaves LRU only for one whose lead is a clear part of what LRU
-    finds, or above the noise in it. O(log n) a step; when the stay changes, which is seldom, all leaves are ranked
-    anew.
+    finds, or half of that and above the noise in it. O(log n) a step; when the stay changes, which is seldom, all
+    leaves are ranked anew.
 
     Sources: the spectrum from LRU to LFU is Lee et al., "LRFU" (2001); remembering what was evicted, Johnson and
     Shasha, "2Q" (1994), and Megiddo and Modha, "ARC" (2003); judging all candidates from one pass, Mattson et al.,

@@ -35,6 +35,8 @@ CLEAR = 32
 """A candidate that found more than recency by one part in so many is clearly better."""
 SAMPLE_EPOCHS = 4
 """What a candidate gains on recency is looked at in stretches of so many epochs."""
+SMALL = 64
+"""A lead of less than one part in so many is not worth leaving recency for, however sure it is."""
 SURE = 6
 """A smaller lead must be so many variances of it, squared, if stretches are independent of each other."""
 
@@ -402,6 +404,8 @@ class ReuseRecord:
         """Whether a candidate's lead over recency is clear, or at least more than the noise in it."""
         lead = self._found[rung] - self._found[0]
         in_capacities = self._in_capacities(lead)
+        if lead * SMALL <= self._found[0]:
+            return False
         return lead * CLEAR > self._found[0] or in_capacities * in_capacities > SURE * self._squares[rung]
 
     def _choose(self) -> None:

@@ -216,9 +216,10 @@ def test_what_leases_take_for_a_moment_is_not_forgotten() -> None:
     [
         (0, 0, 0),
         (40, 1000, 1),  # a clear part of what recency found, whatever the noise
-        (10, 1000, 0),
-        (10, 3, 1),
-        (10, 5, 0),
+        (20, 1000, 0),
+        (20, 3, 1),
+        (20, 10, 0),
+        (10, 0, 0),  # too small to be worth it
     ],
 )
 def test_recency_is_left_for_a_lead_that_is_clear_or_above_the_noise(lead: int, noise: int, rung: int) -> None:

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t kOldEpochs = 32, kYoungEpochs = 10;
 constexpr int kDecay = 9;
-constexpr int64_t kClear = 32, kSampleEpochs = 4, kSure = 6;
+constexpr int64_t kClear = 32, kSmall = 64, kSampleEpochs = 4, kSure = 6;
 constexpr int64_t kWhole = 256;
 constexpr int64_t kMost = int64_t{1} << 24;  // a score in parts of the capacity, so that its square stays small
 constexpr int64_t kSlowness = 32;            // the capacity falls by one part in so many in an epoch
@@ -456,6 +456,8 @@ int64_t ReuseRecord::in_capacities(int64_t score) const {
 
 bool ReuseRecord::is_sure(int rung) const {
     int64_t lead = found_[rung] - found_[0], in_parts = in_capacities(lead);
+    if (lead * kSmall <= found_[0])
+        return false;
     return lead * kClear > found_[0] || in_parts * in_parts > kSure * squares_[rung];
 }
 
