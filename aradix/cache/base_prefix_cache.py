@@ -91,9 +91,9 @@ class BasePrefixCache(abc.ABC):
                 them. A task that holds another lease, one it has entered or forked, or a subtree waits for nobody:
                 else the other one could wait in turn for just that. Nothing else is known of who holds what, so do not
                 join while something that only the waiting task would give back is kept in another way: by a lease
-                that another task entered (`asyncio.wait_for` does, up to Python 3.11; a fork is that one's who enters
-                it), by a parent that waits for this task, by `cache.pin()`, the low level or the allocator. How long
-                it waits is not bounded but by `anyio.fail_after`.
+                that another task entered (asyncio's own `wait_for` enters it in one, up to Python 3.11; a fork is that
+                one's who enters it), by a parent that waits for this task, by `cache.pin()`, the low level or the
+                allocator. How long it waits is not bounded but by `anyio.fail_after`.
                 Meanwhile the one it waits for is at least as urgent as it is (`Lease.urgency`), which is for whoever
                 schedules them: the cache itself serves nobody by priority.
                 `CacheStats` counts `num_joiners`, `joins`, `joined_tokens` and `join_takeovers`.

@@ -33,12 +33,12 @@ OLD_EPOCHS, YOUNG_EPOCHS = 32, 10
 DECAY = 9
 CLEAR = 32
 """A candidate that found more than recency by one part in so many is clearly better."""
-SAMPLE_EPOCHS = 4
-"""What a candidate gains on recency is looked at in stretches of so many epochs."""
 SMALL = 64
 """A lead of less than one part in so many is not worth leaving recency for, however sure it is."""
 SURE = 6
-"""A smaller lead must be so many variances of it, squared, if stretches are independent of each other."""
+"""A lead between the two must, squared, be so many variances of it, if stretches are independent of each other."""
+SAMPLE_EPOCHS = 4
+"""What a candidate gains on recency is looked at in stretches of so many epochs."""
 
 _WHOLE = 256
 _MOST = 1 << 24
@@ -401,11 +401,11 @@ class ReuseRecord:
         return max(-_MOST, min(_MOST, score * _WHOLE // self.capacity))
 
     def _is_sure(self, rung: int) -> bool:
-        """Whether a candidate's lead over recency is clear, or at least more than the noise in it."""
+        """Whether a candidate's lead over recency is clear, or not small and more than the noise in it."""
         lead = self._found[rung] - self._found[0]
-        in_capacities = self._in_capacities(lead)
         if lead * SMALL <= self._found[0]:
             return False
+        in_capacities = self._in_capacities(lead)
         return lead * CLEAR > self._found[0] or in_capacities * in_capacities > SURE * self._squares[rung]
 
     def _choose(self) -> None:
